@@ -1,0 +1,275 @@
+"""Which errors can a user of rpcrl meet, and what holds after each of them?
+
+::
+
+    RpcrlError
+    ├── ConfigError                 every broken rule of a configuration at once; nothing was started
+    ├── BatchError        (ValueError)      a batch or a column does not fit; the batch is unchanged
+    ├── DispatchError     (ValueError)      arguments do not fit the method or its dispatch mode; nothing was sent
+    ├── UnknownMethodError (AttributeError) no such registered method on that role; nothing was sent
+    ├── UsageError        (RuntimeError)    the library was used where it cannot work (after fork, inside a worker, …)
+    ├── ClosedError       (RuntimeError)    *you* closed the controller, group or transport
+    ├── WireError
+    │   ├── EncodeError   (TypeError)       a value has no codec; nothing was sent
+    │   ├── DecodeError   (ValueError)      bytes are not a valid message; the message was dropped
+    │   └── ProtocolMismatchError           the peer speaks another version of the wire format
+    ├── TransportError
+    │   ├── PeerUnreachableError            no such peer is connected
+    │   ├── MessageTooLargeError            over the limit of this connection; nothing was sent
+    │   └── AuthenticationError             a wrong key, or a peer that is not on the allow-list
+    ├── StartError                  a group or an agent did not come up; everything it started has been ended
+    ├── WorkerLostError             *they* are gone: a worker exited or was killed; the group stays broken
+    ├── AgentLostError              the agent of a node is gone, and every worker of that node with it
+    ├── RemoteError                 a method raised on a worker; the worker lives on
+    │   └── Remote<Builtin>Error    the same, and also the builtin type that was raised (``except ValueError`` works)
+    ├── ReplyDiscardedError         the method has run, but its reply is no longer kept; it is not run again
+    ├── CallTimeoutError  (TimeoutError)    unknown: the method may still run, or have run
+    └── CheckpointError             a checkpoint cannot be written, read, or does not belong to this run
+
+*Closed* means that you did it, *Lost* that they did, *Timeout* that nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "AgentLostError",
+    "AuthenticationError",
+    "BatchError",
+    "CallTimeoutError",
+    "CheckpointError",
+    "ClosedError",
+    "ConfigError",
+    "DecodeError",
+    "DispatchError",
+    "EncodeError",
+    "MessageTooLargeError",
+    "PeerUnreachableError",
+    "ProtocolMismatchError",
+    "RemoteError",
+    "ReplyDiscardedError",
+    "RpcrlError",
+    "StartError",
+    "TransportError",
+    "UnknownMethodError",
+    "UsageError",
+    "Violation",
+    "WireError",
+    "WorkerExit",
+    "WorkerLostError",
+]
+
+
+class RpcrlError(Exception):
+    """Base of every error that rpcrl raises on purpose."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule of a configuration: what, with which numbers, and what to do."""
+
+    key: str
+    """Full path of the setting, e.g. ``actor_rollout_ref.rollout.tensor_model_parallel_size``."""
+    problem: str
+    """The rule with its arithmetic, e.g. ``8 rollout GPUs / (TP 3 x DP 1 x PP 1) leaves 2 over``."""
+    remedies: tuple[str, ...] = ()
+    """What to change, most likely first."""
+
+    def __str__(self) -> str:
+        text = f"{self.key}: {self.problem}"
+        for remedy in self.remedies:
+            text += f"\n      fix: {remedy}"
+        return text
+
+
+class ConfigError(RpcrlError):
+    """A configuration breaks rules; all of them are listed, and nothing was started."""
+
+    def __init__(self, violations: Sequence[Violation]) -> None:
+        self.violations = tuple(violations)
+        count = len(self.violations)
+        noun = "mistake" if count == 1 else "mistakes"
+        lines = [f"the configuration has {count} {noun}; nothing was started"]
+        lines += [f"  {number}. {violation}" for number, violation in enumerate(self.violations, start=1)]
+        super().__init__("\n".join(lines))
+
+
+class BatchError(RpcrlError, ValueError):
+    """A batch or a column does not fit; the batch is unchanged."""
+
+
+class DispatchError(RpcrlError, ValueError):
+    """Arguments do not fit a method or its dispatch mode; nothing was sent."""
+
+
+class UnknownMethodError(RpcrlError, AttributeError):
+    """The role has no registered method of that name; nothing was run."""
+
+
+class UsageError(RpcrlError, RuntimeError):
+    """The library was used where it cannot work, e.g. after a fork or inside a worker."""
+
+
+class ClosedError(RpcrlError, RuntimeError):
+    """You closed the controller, group or transport that this call needs."""
+
+
+class WireError(RpcrlError):
+    """Base of errors of the wire format."""
+
+
+class EncodeError(WireError, TypeError):
+    """A value has no codec; nothing was sent."""
+
+
+class DecodeError(WireError, ValueError):
+    """Bytes are not a valid message; the message was dropped."""
+
+
+class ProtocolMismatchError(WireError):
+    """The peer speaks another version of the wire format."""
+
+
+class TransportError(RpcrlError):
+    """Base of errors of the transports."""
+
+
+class PeerUnreachableError(TransportError):
+    """No peer of that name is connected."""
+
+
+class MessageTooLargeError(TransportError):
+    """A message is over the limit of its connection; nothing was sent."""
+
+
+class AuthenticationError(TransportError):
+    """A wrong key, or a peer that is not on the allow-list."""
+
+
+@dataclass(frozen=True)
+class WorkerExit:
+    """How one worker process ended, as its agent saw it."""
+
+    identity: str
+    group: str
+    rank: int
+    roles: tuple[str, ...]
+    host: str
+    pid: int
+    exit_code: int | None
+    """Exit status; None when a signal ended the process."""
+    signal: str | None
+    """Name of the signal, e.g. ``SIGKILL``; None when the process exited by itself."""
+    peak_rss_bytes: int
+    out_of_memory: bool
+    """The kernel's or the cgroup's out-of-memory count rose while the process lived."""
+    last_lines: tuple[str, ...]
+    log_path: str
+
+    @property
+    def cause(self) -> str:
+        """One phrase for the end: ``killed by SIGKILL``, ``exited with code 3``."""
+        if self.signal is not None:
+            hint = ""
+            if self.out_of_memory:
+                hint = ", and the kernel reports an out-of-memory kill"
+            elif self.signal == "SIGKILL":
+                hint = "; SIGKILL often means that the machine or the job ran out of memory"
+            return f"killed by {self.signal}{hint}"
+        return f"exited with code {self.exit_code}"
+
+    def __str__(self) -> str:
+        role = "+".join(self.roles)
+        text = (
+            f"rank {self.rank} of group {self.group!r} (role {role}, pid {self.pid} on {self.host}) {self.cause}; "
+            f"peak memory {self.peak_rss_bytes / 2**20:.0f} MiB; log: {self.log_path}"
+        )
+        if self.last_lines:
+            text += "\n    last lines:\n" + "\n".join(f"    | {line}" for line in self.last_lines)
+        return text
+
+
+class StartError(RpcrlError):
+    """A group or an agent did not come up; everything it had started was ended."""
+
+
+class WorkerLostError(RpcrlError):
+    """A worker is gone; calls of its group fail, and the group stays broken.
+
+    ``exits`` holds the ends in the order in which they were seen: the first is the likely cause.
+    """
+
+    def __init__(self, exits: Sequence[WorkerExit], *, during: str = "") -> None:
+        self.exits = tuple(exits)
+        first = self.exits[0]
+        self.rank = first.rank
+        self.roles = first.roles
+        text = str(first)
+        if during:
+            text += f"\n  during: {during}"
+        if len(self.exits) > 1:
+            text += "\n  consequences:"
+            for later in self.exits[1:]:
+                text += f"\n    rank {later.rank} (role {'+'.join(later.roles)}) {later.cause}"
+        super().__init__(text)
+
+
+class AgentLostError(RpcrlError):
+    """The agent of a node is gone, and every worker of that node with it."""
+
+
+class RemoteError(RpcrlError):
+    """A method raised on a worker; the worker lives on.
+
+    The far side's story is kept as text: it never needs the exception's class to be importable here.
+    """
+
+    def __init__(
+        self,
+        *,
+        type_name: str,
+        message: str,
+        traceback_text: str,
+        method: str = "",
+        role: str = "",
+        group: str = "",
+        rank: int = -1,
+        host: str = "",
+        pid: int = 0,
+        call_id: str = "",
+        causes: Sequence[str] = (),
+    ) -> None:
+        self.type_name = type_name
+        self.message = message
+        self.traceback_text = traceback_text
+        self.method = method
+        self.role = role
+        self.group = group
+        self.rank = rank
+        self.host = host
+        self.pid = pid
+        self.call_id = call_id
+        self.causes = tuple(causes)
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        where = f"rank {self.rank} of group {self.group!r} (pid {self.pid} on {self.host}, call {self.call_id})"
+        head = f"{self.role}.{self.method} raised {self.type_name} on {where}: {self.message}"
+        if not self.traceback_text:
+            return head
+        remote = "\n".join(f"  | {line}" for line in self.traceback_text.rstrip().splitlines())
+        return f"{head}\n  remote traceback:\n{remote}"
+
+
+class ReplyDiscardedError(RpcrlError):
+    """The method has run, but its reply is no longer kept; it is not run a second time."""
+
+
+class CallTimeoutError(RpcrlError, TimeoutError):
+    """No reply within the deadline: the method may still run, or have run."""
+
+
+class CheckpointError(RpcrlError):
+    """A checkpoint cannot be written or read, or does not belong to this run."""

@@ -1,0 +1,269 @@
+"""What do the processes of a run say to each other?
+
+One frozen dataclass per message. ``codec.to_frames`` and ``codec.from_frames`` move them over any transport. A
+payload (arguments or a result) travels as ``Encoded``: it is encoded once and sent to as many peers as need it.
+
+Life of a worker: ``Hello`` → (all ranks of the group are here) ``Welcome`` → roles are built → ``Ready`` or
+``Failure`` of call ``BUILD`` → ``Call`` … ``Result`` → ``Shutdown``.
+Life of an agent: ``Hello`` → ``StartWorkers`` → ``WorkerStarted`` … ``WorkerOutput`` … ``WorkerExited`` → ``Shutdown``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = [
+    "BUILD",
+    "PROTOCOL_VERSION",
+    "Call",
+    "CallId",
+    "Encoded",
+    "Failure",
+    "FailureInfo",
+    "Hello",
+    "Message",
+    "Probe",
+    "Ready",
+    "Result",
+    "Shutdown",
+    "StartWorkers",
+    "Status",
+    "StopWorkers",
+    "Welcome",
+    "WorkerExited",
+    "WorkerOutput",
+    "WorkerStart",
+    "WorkerStarted",
+]
+
+PROTOCOL_VERSION = 1
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A value in wire form: a msgpack tree that refers to raw buffers by position."""
+
+    tree: bytes
+    buffers: tuple[Buffer, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size on the wire, in bytes."""
+        return len(self.tree) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+
+@dataclass(frozen=True)
+class CallId:
+    """Names one call for ever: who calls, which life of the worker it is for, and the caller's count."""
+
+    caller: str
+    incarnation: str
+    sequence: int
+
+    def __str__(self) -> str:
+        return f"{self.caller}#{self.sequence}@{self.incarnation}"
+
+
+BUILD = CallId("controller", "", 0)
+"""Stands for the construction of a worker's roles in a ``Failure``."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First message of a worker or an agent."""
+
+    kind: str
+    """``worker`` or ``agent``."""
+    identity: str
+    incarnation: str
+    host: str
+    pid: int
+    boot_id: str
+    """Same boot id and namespace: same machine, whatever the host is called."""
+    protocol_version: int = PROTOCOL_VERSION
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of python and rpcrl on that side."""
+    master_port: int | None = None
+    """Rank 0 only: the port that it holds for the group's torch.distributed store."""
+    devices: tuple[str, ...] = ()
+    """Agents only: the devices of the node."""
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Every rank of the group said hello: build the roles."""
+
+    environment: Mapping[str, str]
+    """MASTER_ADDR and MASTER_PORT of the group."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The roles are built; calls may come."""
+
+    identity: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """Run one method of one role."""
+
+    call_id: CallId
+    role: str
+    method: str
+    payload: Encoded
+    """Encoded ``(args, kwargs)``."""
+    answered_below: int = 0
+    """Every sequence number below this one has its reply: the worker may forget those replies."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A method returned."""
+
+    call_id: CallId
+    payload: Encoded
+    run_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class FailureInfo:
+    """An exception as text."""
+
+    type_name: str
+    message: str
+    traceback_text: str
+    builtin_bases: tuple[str, ...] = ()
+    """Names of the builtin exception types that it is, most specific first."""
+    causes: tuple[str, ...] = ()
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A method (or the construction of the roles) raised."""
+
+    call_id: CallId
+    kind: str
+    """``raised``, ``unknown_method``, ``undecodable``, ``unencodable``, ``build`` or ``discarded``."""
+    info: FailureInfo
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What became of these calls? Costs nothing and repeats nothing."""
+
+    caller: str
+    sequences: tuple[int, ...]
+    answered_below: int = 0
+
+
+@dataclass(frozen=True)
+class Status:
+    """Answer to a probe; a call that has its reply is answered by that reply, sent again."""
+
+    caller: str
+    running: Mapping[int, float] = field(default_factory=dict)
+    """sequence → seconds since the call arrived (queued or running)."""
+    unknown: tuple[int, ...] = ()
+    """Never arrived: the caller sends them again under the same id."""
+    running_method: str = ""
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """End in order."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """One process that an agent starts."""
+
+    identity: str
+    rank: int
+    world_size: int
+    node_rank: int
+    local_rank: int
+    local_world_size: int
+    device_slot: int | None
+    roles: tuple[str, ...]
+    bootstrap: bytes = field(repr=False)
+    """Handed over by an inherited file descriptor; holds the worker's key."""
+
+
+@dataclass(frozen=True)
+class StartWorkers:
+    """Start the processes of one group on this node."""
+
+    group: str
+    module: str
+    """Run as ``python -m launcher.shim MODULE``."""
+    device: str | None
+    workers: tuple[WorkerStart, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The group's own variables; protected names are refused."""
+
+
+@dataclass(frozen=True)
+class StopWorkers:
+    """End these processes: SIGTERM, ``grace_s``, SIGKILL. Each end is reported as ``WorkerExited``."""
+
+    identities: tuple[str, ...]
+    grace_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class WorkerStarted:
+    """A process runs."""
+
+    identity: str
+    pid: int
+    log_path: str
+
+
+@dataclass(frozen=True)
+class WorkerExited:
+    """A process has ended and is reaped, or could not be started (``start_error``)."""
+
+    identity: str
+    host: str
+    pid: int
+    exit_code: int | None
+    signal: str | None
+    peak_rss_bytes: int
+    out_of_memory: bool
+    last_lines: tuple[str, ...]
+    log_path: str
+    start_error: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerOutput:
+    """Complete lines that a worker wrote and that belong on the console."""
+
+    identity: str
+    lines: tuple[str, ...]
+
+
+Message = (
+    Hello
+    | Welcome
+    | Ready
+    | Call
+    | Result
+    | Failure
+    | Probe
+    | Status
+    | Shutdown
+    | StartWorkers
+    | StopWorkers
+    | WorkerStarted
+    | WorkerExited
+    | WorkerOutput
+)
