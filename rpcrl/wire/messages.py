@@ -98,6 +98,8 @@ class Welcome:
 
     environment: Mapping[str, str]
     """MASTER_ADDR and MASTER_PORT of the group."""
+    payload: Encoded
+    """Encoded ``{role: (args, kwargs)}`` of the constructors."""
 
 
 @dataclass(frozen=True)
