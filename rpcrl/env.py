@@ -1,7 +1,7 @@
 """Which environment variables does rpcrl read and write? This is the only module that touches them.
 
-Workers get torchrun's names (``RANK`` … ``MASTER_PORT``), the visible-devices variable, thread counts, and the
-``RPCRL_`` names below. Nothing secret is ever put into the environment.
+Workers get torchrun's names (``RANK`` … ``MASTER_PORT``), the visible-devices variable, thread counts, and
+the ``RPCRL_`` names below. Nothing secret is ever put into the environment.
 """
 
 from __future__ import annotations
@@ -48,7 +48,15 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 PROTECTED = frozenset({*RANK_VARIABLES, VISIBLE_DEVICES, RUN_ID, WORKER_ID, BOOTSTRAP_FD, PARENT_PID})
 """A user's per-group environment may not set these."""
 
-LAUNCHER_VARIABLES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_")
+LAUNCHER_VARIABLES = (
+    "TORCHELASTIC_",
+    "GROUP_",
+    "ROLE_",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "PMI_",
+)
 """Prefixes of an outer launcher's per-task variables; they are stripped from workers."""
 
 

@@ -5,9 +5,9 @@
     RpcrlError
     ├── ConfigError                 every broken rule of a configuration at once; nothing was started
     ├── BatchError        (ValueError)      a batch or a column does not fit; the batch is unchanged
-    ├── DispatchError     (ValueError)      arguments do not fit the method or its dispatch mode; nothing was sent
+    ├── DispatchError     (ValueError)      arguments do not fit the method or its mode; nothing was sent
     ├── UnknownMethodError (AttributeError) no such registered method on that role; nothing was sent
-    ├── UsageError        (RuntimeError)    the library was used where it cannot work (after fork, inside a worker, …)
+    ├── UsageError        (RuntimeError)    used where it cannot work (after fork, inside a worker, …)
     ├── ClosedError       (RuntimeError)    *you* closed the controller, group or transport
     ├── WireError
     │   ├── EncodeError   (TypeError)       a value has no codec; nothing was sent
@@ -21,7 +21,7 @@
     ├── WorkerLostError             *they* are gone: a worker exited or was killed; the group stays broken
     ├── AgentLostError              the agent of a node is gone, and every worker of that node with it
     ├── RemoteError                 a method raised on a worker; the worker lives on
-    │   └── Remote<Builtin>Error    the same, and also the builtin type that was raised (``except ValueError`` works)
+    │   └── Remote<Builtin>Error    the same, and the builtin type that was raised (``except ValueError``)
     ├── ReplyDiscardedError         the method has run, but its reply is no longer kept; it is not run again
     ├── CallTimeoutError  (TimeoutError)    unknown: the method may still run, or have run
     └── CheckpointError             a checkpoint cannot be written, read, or does not belong to this run
@@ -183,8 +183,8 @@ class WorkerExit:
     def __str__(self) -> str:
         role = "+".join(self.roles)
         text = (
-            f"rank {self.rank} of group {self.group!r} (role {role}, pid {self.pid} on {self.host}) {self.cause}; "
-            f"peak memory {self.peak_rss_bytes / 2**20:.0f} MiB; log: {self.log_path}"
+            f"rank {self.rank} of group {self.group!r} (role {role}, pid {self.pid} on {self.host}) "
+            f"{self.cause}; peak memory {self.peak_rss_bytes / 2**20:.0f} MiB; log: {self.log_path}"
         )
         if self.last_lines:
             text += "\n    last lines:\n" + "\n".join(f"    | {line}" for line in self.last_lines)
@@ -255,7 +255,9 @@ class RemoteError(RpcrlError):
         super().__init__(message)
 
     def __str__(self) -> str:
-        where = f"rank {self.rank} of group {self.group!r} (pid {self.pid} on {self.host}, call {self.call_id})"
+        where = (
+            f"rank {self.rank} of group {self.group!r} (pid {self.pid} on {self.host}, call {self.call_id})"
+        )
         head = f"{self.role}.{self.method} raised {self.type_name} on {where}: {self.message}"
         if not self.traceback_text:
             return head

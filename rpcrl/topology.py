@@ -47,15 +47,19 @@ class ResourcePool:
         nodes = tuple(self.process_on_nodes)
         object.__setattr__(self, "process_on_nodes", nodes)
         object.__setattr__(self, "_slot_offset", tuple(self._slot_offset) or (0,) * len(nodes))
-        if not nodes or any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in nodes):
+        if not nodes or any(
+            isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in nodes
+        ):
             raise UsageError(
-                f"ResourcePool(process_on_nodes={list(nodes)!r}) needs at least one node and at least one process on "
-                "each, e.g. ResourcePool([4]) or ResourcePool([8, 8])"
+                f"ResourcePool(process_on_nodes={list(nodes)!r}) needs at least one node and at least one "
+                "process on each, e.g. ResourcePool([4]) or ResourcePool([8, 8])"
             )
         if self.max_colocate_count < 1:
             raise UsageError(f"ResourcePool(max_colocate_count={self.max_colocate_count}) must be 1 or more")
         if self.device is not None and self.device not in DEVICES:
-            raise UsageError(f"ResourcePool(device={self.device!r}) must be one of {', '.join(DEVICES)} or None")
+            raise UsageError(
+                f"ResourcePool(device={self.device!r}) must be one of {', '.join(DEVICES)} or None"
+            )
 
     @property
     def world_size(self) -> int:
@@ -100,6 +104,7 @@ def pick_device(devices: Sequence[str], slot: int, *, source: str) -> str:
         return devices[slot]
     listed = ", ".join(devices) if devices else "none"
     raise DispatchError(
-        f"local rank {slot} needs device number {slot + 1}, but this node has {len(devices)} ({listed}; from {source}). "
-        f"Use a pool of at most {len(devices)} slots on this node, make more devices visible, or set device=cpu"
+        f"local rank {slot} needs device number {slot + 1}, but this node has {len(devices)} "
+        f"({listed}; from {source}). Use a pool of at most {len(devices)} slots on this node, make more "
+        "devices visible, or set device=cpu"
     )

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
-
     from rpcrl.batch.data_proto import DataProto
 
 __all__ = ["LossFn", "NamedTensors", "RolloutEngine", "TrainEngine"]
 
 NamedTensors = Iterable[tuple[str, "torch.Tensor"]]
 
-LossFn = Callable[["torch.Tensor", "torch.Tensor", "DataProto"], "tuple[torch.Tensor, Mapping[str, torch.Tensor]]"]
+LossFn = Callable[
+    ["torch.Tensor", "torch.Tensor", "DataProto"], "tuple[torch.Tensor, Mapping[str, torch.Tensor]]"
+]
 """(log_prob [n, R], entropy [n, R], micro-batch) → (loss, sums of metrics).
 
 The loss is normalised by the *mini-batch's* global counts in ``meta_info`` (``batch_num_tokens``,
-``global_batch_size``, ``dp_size``), so that its sum over micro-batches, averaged over dp ranks, does not depend on
-either.
+``global_batch_size``, ``dp_size``), so that its sum over micro-batches, averaged over dp ranks, depends on
+neither.
 """
 
 
@@ -37,21 +38,29 @@ class TrainEngine(Protocol):
         """Number of ``train_mini_batch`` calls since the start of the run."""
         ...
 
-    def compute_log_prob(self, batch: DataProto, *, micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def compute_log_prob(
+        self, batch: DataProto, *, micro_batch_size: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probs and entropy of the responses, each ``[N, R]`` float32, without gradient."""
         ...
 
     def train_mini_batch(
         self, batch: DataProto, loss_fn: LossFn, *, micro_batch_size: int, lr: float
     ) -> Mapping[str, float]:
-        """Make one optimizer step on this rank's rows; returns ``loss``, ``grad_norm``, ``lr`` and the loss's metrics.
+        """Make one optimizer step on this rank's rows.
 
-        Collective over the dp ranks. A non-finite gradient norm skips the step and is reported in ``skipped``.
+        Returns ``loss``, ``grad_norm``, ``lr`` and the loss's metrics.
+
+        Collective over the dp ranks. A non-finite gradient norm skips the step and is reported in
+        ``skipped``.
         """
         ...
 
     def weights(self, *, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """Yield full tensors under Hugging Face names, bucket by bucket (collective); valid until the next bucket."""
+        """Yield full tensors under Hugging Face names, bucket by bucket; valid until the next bucket.
+
+        Collective over the dp ranks.
+        """
         ...
 
     def save(self, directory: Path) -> Mapping[str, object]:
@@ -83,11 +92,11 @@ class RolloutEngine(Protocol):
     def generate(self, prompts: DataProto) -> DataProto:
         """Sample one response per row.
 
-        In: ``input_ids``/``attention_mask`` [N, P]; non-tensor ``uid`` and ``sample_index``; meta_info ``do_sample``,
-        ``temperature``, ``top_p``, ``top_k``, ``response_length``, ``seed``, ``global_steps``.
-        Out: ``prompts`` [N, P], ``responses`` [N, R], ``response_mask`` [N, R], ``input_ids``/``attention_mask``/
-        ``position_ids`` [N, P+R], ``rollout_log_probs`` [N, R] float32 (of the distribution that was sampled from);
-        non-tensor ``finish_reason``; meta_info ``weight_version``.
+        In: ``input_ids``/``attention_mask`` [N, P]; non-tensor ``uid`` and ``sample_index``; meta_info
+        ``do_sample``, ``temperature``, ``top_p``, ``top_k``, ``response_length``, ``seed``, ``global_steps``.
+        Out: ``prompts`` [N, P], ``responses`` [N, R], ``response_mask`` [N, R], ``input_ids``/
+        ``attention_mask``/``position_ids`` [N, P+R], ``rollout_log_probs`` [N, R] float32 (of the
+        distribution that was sampled from); non-tensor ``finish_reason``; meta_info ``weight_version``.
         Noise is keyed by (seed, step, uid, sample_index, position): tokens do not depend on batching or rank.
         """
         ...
@@ -97,7 +106,10 @@ class RolloutEngine(Protocol):
         ...
 
     def wake_up(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        """Take the memory back; ``weights`` hold nothing until ``update_weights``. On failure: asleep as before."""
+        """Take the memory back; ``weights`` hold nothing until ``update_weights``.
+
+        After a failure the engine is asleep as before.
+        """
         ...
 
     def update_weights(self, buckets: Iterable[NamedTensors], *, version: int) -> None:

@@ -1,16 +1,18 @@
 """What does a transport promise?
 
-A ``Listener`` serves many named peers, a ``Connection`` reaches one listener. Both move messages that are lists of
-frames, and both belong to **one** thread: only ``wake`` may be called from another.
+A ``Listener`` serves many named peers, a ``Connection`` reaches one listener. Both move messages that are
+lists of frames, and both belong to **one** thread: only ``wake`` may be called from another.
 
 Promises, checked by ``rpcrl.testing.transport_kit`` on every implementation:
 
 * messages of one peer arrive whole, in order, at most once;
 * ``send`` takes the frames over: the caller may change its buffers as soon as ``send`` has returned;
-* a message that cannot be delivered (unknown peer, over ``Limits.max_message_bytes``) raises, nothing is sent;
+* a message that cannot be delivered (unknown peer, over ``Limits.max_message_bytes``) raises; nothing is
+  sent;
 * a stalled reader costs bounded memory: ``send`` raises ``PeerUnreachableError`` once its queue is full;
 * a lost connection comes back by itself; messages in flight may be lost then: calls above are idempotent;
-* ``close`` is idempotent, waits at most ``Limits.linger_s`` for queued messages, and leaves no socket, thread or file.
+* ``close`` is idempotent, waits at most ``Limits.linger_s`` for queued messages, and leaves no socket,
+  thread or file.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class ClientKeys:
 class Allowed(Protocol):
     """Who may connect: answers for a public key with the one identity that may use it, or None."""
 
-    def __call__(self, public_key: str, /) -> str | None: ...
+    def __call__(self, public_key: str, /) -> str | None:
+        """Return the identity that ``public_key`` may use, or None."""
+        ...
 
 
 class Listener(Protocol):
@@ -78,11 +82,14 @@ class Listener(Protocol):
         ...
 
     def receive(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
-        """Return the next ``(peer, frames)``; None after ``timeout_s`` or after ``wake``. Frames are the caller's own."""
+        """Return the next ``(peer, frames)``; None after ``timeout_s`` or after ``wake``.
+
+        The frames are the caller's own.
+        """
         ...
 
     def wake(self) -> None:
-        """Make a ``receive`` that waits (or the next one) return None soon; the only call for other threads."""
+        """Make a ``receive`` that waits, or the next one, return None soon; any thread may call it."""
         ...
 
     def close(self) -> None:
@@ -102,7 +109,7 @@ class Connection(Protocol):
         ...
 
     def wake(self) -> None:
-        """Make a ``receive`` that waits (or the next one) return None soon; the only call for other threads."""
+        """Make a ``receive`` that waits, or the next one, return None soon; any thread may call it."""
         ...
 
     def close(self) -> None:

@@ -1,11 +1,13 @@
 """What do the processes of a run say to each other?
 
-One frozen dataclass per message. ``codec.to_frames`` and ``codec.from_frames`` move them over any transport. A
-payload (arguments or a result) travels as ``Encoded``: it is encoded once and sent to as many peers as need it.
+One frozen dataclass per message. ``frames.to_frames`` and ``frames.from_frames`` move them over any
+transport. A payload (arguments or a result) travels as ``Encoded``: it is encoded once and sent to as many
+peers as need it.
 
 Life of a worker: ``Hello`` → (all ranks of the group are here) ``Welcome`` → roles are built → ``Ready`` or
 ``Failure`` of call ``BUILD`` → ``Call`` … ``Result`` → ``Shutdown``.
-Life of an agent: ``Hello`` → ``StartWorkers`` → ``WorkerStarted`` … ``WorkerOutput`` … ``WorkerExited`` → ``Shutdown``.
+Life of an agent: ``Hello`` → ``StartWorkers`` → ``WorkerStarted`` … ``WorkerOutput`` … ``WorkerExited`` →
+``Shutdown``.
 """
 
 from __future__ import annotations
