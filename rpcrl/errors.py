@@ -255,9 +255,7 @@ class RemoteError(RpcrlError):
         super().__init__(message)
 
     def __str__(self) -> str:
-        where = (
-            f"rank {self.rank} of group {self.group!r} (pid {self.pid} on {self.host}, call {self.call_id})"
-        )
+        where = f"rank {self.rank} of group {self.group!r} (pid {self.pid} on {self.host}, call {self.call_id})"
         head = f"{self.role}.{self.method} raised {self.type_name} on {where}: {self.message}"
         if not self.traceback_text:
             return head

@@ -47,9 +47,7 @@ class ResourcePool:
         nodes = tuple(self.process_on_nodes)
         object.__setattr__(self, "process_on_nodes", nodes)
         object.__setattr__(self, "_slot_offset", tuple(self._slot_offset) or (0,) * len(nodes))
-        if not nodes or any(
-            isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in nodes
-        ):
+        if not nodes or any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in nodes):
             raise UsageError(
                 f"ResourcePool(process_on_nodes={list(nodes)!r}) needs at least one node and at least one "
                 "process on each, e.g. ResourcePool([4]) or ResourcePool([8, 8])"
@@ -57,9 +55,7 @@ class ResourcePool:
         if self.max_colocate_count < 1:
             raise UsageError(f"ResourcePool(max_colocate_count={self.max_colocate_count}) must be 1 or more")
         if self.device is not None and self.device not in DEVICES:
-            raise UsageError(
-                f"ResourcePool(device={self.device!r}) must be one of {', '.join(DEVICES)} or None"
-            )
+            raise UsageError(f"ResourcePool(device={self.device!r}) must be one of {', '.join(DEVICES)} or None")
 
     @property
     def world_size(self) -> int:

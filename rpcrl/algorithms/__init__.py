@@ -1,0 +1,1 @@
+"""Which numbers does RL compute? Pure functions on tensors."""

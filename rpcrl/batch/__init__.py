@@ -1,0 +1,1 @@
+"""What is a batch? Columns over rows, as a value."""

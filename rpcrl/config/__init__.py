@@ -1,0 +1,1 @@
+"""What can be set, what do the settings mean, and which of them contradict each other?"""

@@ -1,0 +1,1 @@
+"""What trains a model, and what samples from it?"""

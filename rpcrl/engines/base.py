@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
+
     from rpcrl.batch.data_proto import DataProto
 
 __all__ = ["LossFn", "NamedTensors", "RolloutEngine", "TrainEngine"]
 
 NamedTensors = Iterable[tuple[str, "torch.Tensor"]]
 
-LossFn = Callable[
-    ["torch.Tensor", "torch.Tensor", "DataProto"], "tuple[torch.Tensor, Mapping[str, torch.Tensor]]"
-]
+LossFn = Callable[["torch.Tensor", "torch.Tensor", "DataProto"], "tuple[torch.Tensor, Mapping[str, torch.Tensor]]"]
 """(log_prob [n, R], entropy [n, R], micro-batch) → (loss, sums of metrics).
 
 The loss is normalised by the *mini-batch's* global counts in ``meta_info`` (``batch_num_tokens``,
@@ -38,9 +37,7 @@ class TrainEngine(Protocol):
         """Number of ``train_mini_batch`` calls since the start of the run."""
         ...
 
-    def compute_log_prob(
-        self, batch: DataProto, *, micro_batch_size: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def compute_log_prob(self, batch: DataProto, *, micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probs and entropy of the responses, each ``[N, R]`` float32, without gradient."""
         ...
 

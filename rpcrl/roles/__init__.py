@@ -1,0 +1,1 @@
+"""What does a worker do in RL? Thin workers over the engines."""

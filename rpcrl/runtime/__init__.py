@@ -1,0 +1,1 @@
+"""How do the driver and the workers of a run work together?"""

@@ -1,0 +1,1 @@
+"""Which tasks does rpcrl bring along?"""

@@ -1,0 +1,1 @@
+"""With which kits can an implementation be checked?"""

@@ -1,0 +1,1 @@
+"""How does a training run go, step by step?"""

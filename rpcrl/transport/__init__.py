@@ -1,0 +1,1 @@
+"""How do messages get from one process to another?"""

@@ -1,0 +1,1 @@
+"""What do the bytes between two processes mean?"""

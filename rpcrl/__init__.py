@@ -1,0 +1,63 @@
+"""RL post-training of language models as a plain Python program on one driver: worker groups over ZeroMQ, no Ray.
+
+The names below load on first use: ``import rpcrl`` alone is instant and loads neither torch nor zmq nor numpy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rpcrl.version import __version__
+
+__all__ = [
+    "ClassWithInitArgs",
+    "Controller",
+    "DataProto",
+    "Dispatch",
+    "Execute",
+    "Future",
+    "ResourcePool",
+    "Worker",
+    "WorkerGroup",
+    "__version__",
+    "register",
+    "register_codec",
+]
+
+if TYPE_CHECKING:
+    from rpcrl.batch.data_proto import DataProto
+    from rpcrl.dispatch.mode import Dispatch, Execute
+    from rpcrl.dispatch.register import register
+    from rpcrl.runtime.controller import Controller
+    from rpcrl.runtime.future import Future
+    from rpcrl.runtime.worker import Worker
+    from rpcrl.runtime.worker_group import ClassWithInitArgs, WorkerGroup
+    from rpcrl.topology import ResourcePool
+    from rpcrl.wire.codec import register_codec
+else:
+    # In the else branch, so that a type checker still refuses a misspelt name.
+    _HOMES = {
+        "ClassWithInitArgs": "rpcrl.runtime.worker_group",
+        "Controller": "rpcrl.runtime.controller",
+        "DataProto": "rpcrl.batch.data_proto",
+        "Dispatch": "rpcrl.dispatch.mode",
+        "Execute": "rpcrl.dispatch.mode",
+        "Future": "rpcrl.runtime.future",
+        "ResourcePool": "rpcrl.topology",
+        "Worker": "rpcrl.runtime.worker",
+        "WorkerGroup": "rpcrl.runtime.worker_group",
+        "register": "rpcrl.dispatch.register",
+        "register_codec": "rpcrl.wire.codec",
+    }
+
+    def __getattr__(name):
+        if name not in _HOMES:
+            raise AttributeError(f"module 'rpcrl' has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

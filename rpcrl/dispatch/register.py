@@ -1,0 +1,108 @@
+"""How does a worker class say what can be called on it? With ``@register``, which only leaves a note on the function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast, get_args, overload
+
+from rpcrl.dispatch.mode import Dispatch, DispatchMode, Execute, custom_mode
+from rpcrl.dispatch.splitting import UnevenPolicy
+from rpcrl.errors import DispatchError, UsageError
+
+__all__ = ["MethodSpec", "bind", "register", "registered_methods"]
+
+_NOTE = "__rpcrl_method__"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """What ``@register`` says about one method."""
+
+    dispatch_mode: DispatchMode
+    rank_zero: bool
+    blocking: bool
+    concurrent: bool
+    uneven: UnevenPolicy
+    timeout_s: float | None
+
+
+@overload
+def register(function: F, /) -> F: ...
+@overload
+def register(
+    dispatch_mode: DispatchMode | Mapping[str, Callable[..., Any]] = ...,
+    execute_mode: str = ...,
+    blocking: bool = ...,
+    *,
+    concurrent: bool = ...,
+    uneven: UnevenPolicy = ...,
+    timeout_s: float | None = ...,
+) -> Callable[[F], F]: ...
+
+
+def register(
+    dispatch_mode: Any = Dispatch.ONE_TO_ALL,
+    execute_mode: str = Execute.ALL,
+    blocking: bool = True,
+    *,
+    concurrent: bool = False,
+    uneven: UnevenPolicy = "pad",
+    timeout_s: float | None = None,
+) -> Any:
+    """Mark a method of a Worker as callable on a WorkerGroup.
+
+    ``dispatch_mode``: a member of Dispatch, or a dict with ``dispatch_fn`` and ``collect_fn``.
+    ``execute_mode``: ``Execute.ALL``, or ``Execute.RANK_ZERO`` for rank 0 alone.
+    ``blocking``: False makes the plain call return a Future, as ``submit`` always does.
+    ``concurrent``: the method may run beside other methods of its role (only for ``async def``).
+    ``uneven``: what to do when the rows of a batch do not divide by the ranks.
+    ``timeout_s``: deadline of a waiting call; None waits as long as the workers live.
+
+    Raises DispatchError or UsageError for values that are none of these. The function itself is left as it is.
+    """
+    if inspect.isfunction(dispatch_mode):
+        return register()(dispatch_mode)
+    mode = custom_mode(dispatch_mode) if isinstance(dispatch_mode, Mapping) else dispatch_mode
+    if not isinstance(mode, DispatchMode):
+        raise DispatchError(f"dispatch_mode must be a member of Dispatch or a dict of two functions, got {mode!r}")
+    if execute_mode not in (Execute.ALL, Execute.RANK_ZERO):
+        raise DispatchError(f"execute_mode must be Execute.ALL or Execute.RANK_ZERO, got {execute_mode!r}")
+    if uneven not in get_args(UnevenPolicy):
+        raise DispatchError(f"uneven must be one of {', '.join(get_args(UnevenPolicy))}, got {uneven!r}")
+    rank_zero = execute_mode == Execute.RANK_ZERO or mode.rank_zero_only
+    spec = MethodSpec(mode, rank_zero, blocking, concurrent, uneven, timeout_s)
+
+    def note(function: F) -> F:
+        if not inspect.isfunction(function):
+            raise UsageError(f"@register marks a function of a Worker class, got {type(function).__name__}")
+        if concurrent and not inspect.iscoroutinefunction(function):
+            raise UsageError(f"@register(concurrent=True) needs an async def; {function.__qualname__} is not one")
+        setattr(function, _NOTE, spec)
+        return function
+
+    return note
+
+
+def registered_methods(worker_class: type) -> dict[str, MethodSpec]:
+    """Return the registered methods of a class, inherited ones included, by name."""
+    found: dict[str, MethodSpec] = {}
+    for name in dir(worker_class):
+        spec = getattr(inspect.getattr_static(worker_class, name), _NOTE, None)
+        if isinstance(spec, MethodSpec):
+            found[name] = spec
+    return found
+
+
+def bind(worker_class: type, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, call: str) -> None:
+    """Check arguments against the method's signature. Raises DispatchError with the signature in the text."""
+    function = cast("Callable[..., Any]", inspect.getattr_static(worker_class, name))
+    signature = inspect.signature(function)
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        parameters = list(signature.parameters.values())[1:]
+        shown = str(signature.replace(parameters=parameters))
+        raise DispatchError(f"{call}{shown}: {error}; nothing was sent") from None
