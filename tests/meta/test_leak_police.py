@@ -1,0 +1,145 @@
+"""Does the leak police see each kind of leak, and nothing where there is none?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import leak_police
+
+
+@contextmanager
+def _thread() -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="forgotten")
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+@contextmanager
+def _child() -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL):
+        yield
+
+
+@contextmanager
+def _orphan() -> Iterator[None]:
+    """A grandchild whose parent has exited: only its environment still tells whose it is."""
+    read_end, write_end = os.pipe()
+    code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'])"
+    subprocess.run([sys.executable, "-c", code], stdin=read_end, stderr=subprocess.DEVNULL, check=True)
+    os.close(read_end)
+    yield
+    os.close(write_end)
+
+
+@contextmanager
+def _descriptor() -> Iterator[None]:
+    number = os.open("/proc/self/stat", os.O_RDONLY)
+    yield
+    os.close(number)
+
+
+@contextmanager
+def _shared_memory() -> Iterator[None]:
+    path = Path(f"/dev/shm/rpcrl-police-{os.getpid()}")
+    path.write_bytes(b"x")
+    yield
+    path.unlink()
+
+
+@contextmanager
+def _run_directory() -> Iterator[None]:
+    path = tempfile.mkdtemp(prefix="rpcrl-")
+    yield
+    os.rmdir(path)
+
+
+@contextmanager
+def _variable() -> Iterator[None]:
+    os.environ["RPCRL_POLICE"] = "1"
+    yield
+    del os.environ["RPCRL_POLICE"]
+
+
+@contextmanager
+def _working_directory() -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir("/")
+    yield
+    os.chdir(before)
+
+
+@contextmanager
+def _zmq_context() -> Iterator[None]:
+    import zmq
+
+    context = zmq.Context()
+    context.socket(zmq.PAIR).close()
+    yield
+    context.term()
+
+
+@pytest.mark.parametrize(
+    ("leak", "told"),
+    [
+        (_thread, "thread 'forgotten'"),
+        (_child, "process"),
+        (_orphan, "process"),
+        (_descriptor, "file descriptor"),
+        (_shared_memory, "shared memory /dev/shm/rpcrl-police-"),
+        (_run_directory, "temporary file"),
+        (_variable, "environment variable RPCRL_POLICE"),
+        (_working_directory, "working directory /"),
+        (_zmq_context, "native thread ZMQbg"),
+    ],
+)
+def test_each_kind_of_leak_is_named(leak: Callable[[], AbstractContextManager[None]], told: str) -> None:
+    folder, token = Path(tempfile.gettempdir()), os.environ[leak_police.TOKEN]
+    before = leak_police.look(folder)
+
+    assert leak_police.leaks(before, folder, token) == []
+    with leak():
+        deadline = time.monotonic() + 5.0
+        found = leak_police.leaks(before, folder, token)
+        # A thread of libzmq gives itself its name a moment after it has started.
+        while not any(line.startswith(told) for line in found) and time.monotonic() < deadline:
+            found = leak_police.leaks(before, folder, token)
+    assert any(line.startswith(told) for line in found), found
+    assert leak_police.wait_until_clean(before, folder, token, within_s=5.0) == []
+
+
+def test_a_leaking_test_fails_with_the_stack_of_the_thread(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    (tmp_path / "test_leaking.py").write_text(
+        "import threading\n"
+        "def wait_for_ever(event):\n"
+        "    event.wait()\n"
+        "def test_leaks():\n"
+        "    threading.Thread(target=wait_for_ever, args=[threading.Event()], daemon=True).start()\n"
+    )
+    (tmp_path / "conftest.py").write_text(
+        "from tests import conftest\nconftest.LEAK_GRACE_S = 0.1\nfrom tests.conftest import *\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "left behind" in done.stdout
+    assert "in wait_for_ever" in done.stdout
