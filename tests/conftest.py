@@ -36,6 +36,7 @@ _session: dict[str, str] = {}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--update-public-api", action="store_true", help="rewrite tests/meta/public_api.txt")
 
 
 def pytest_configure(config: pytest.Config) -> None:
