@@ -162,6 +162,7 @@ class Probe:
     """What became of these calls? Costs nothing and repeats nothing."""
 
     caller: str
+    incarnation: str
     sequences: tuple[int, ...]
     answered_below: int = 0
 
