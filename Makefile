@@ -40,8 +40,8 @@ $(STAMP): pyproject.toml requirements/cpu.txt requirements/constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) has no venv module; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@echo "setting up $(VENV) (once; one to four minutes)"
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --no-input -r requirements/cpu.txt
-	$(BIN)/python -m pip install --quiet --no-input -c requirements/cpu.txt -c requirements/constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -qq --no-input -r requirements/cpu.txt
+	$(BIN)/python -m pip install -qq --no-input -c requirements/cpu.txt -c requirements/constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
 install: $(STAMP)
