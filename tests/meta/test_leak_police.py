@@ -61,9 +61,12 @@ def _shared_memory() -> Iterator[None]:
 
 @contextmanager
 def _run_directory() -> Iterator[None]:
-    path = tempfile.mkdtemp(prefix="rpcrl-")
+    parent = Path(tempfile.gettempdir(), "rpcrl")
+    parent.mkdir(mode=0o700, exist_ok=True)
+    path = parent / "a-run"
+    path.mkdir()
     yield
-    os.rmdir(path)
+    path.rmdir()  # the folder of all run directories may stay
 
 
 @contextmanager
