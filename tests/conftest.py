@@ -82,9 +82,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         and not any(allowed in command for allowed in leak_police.ALLOWED_COMMANDS)
     ]
     left += [
-        f"temporary file {folder / name}"
-        for name in sorted(leak_police.look(folder).temporary)
-        if not name.startswith(leak_police.ALLOWED_TEMPORARY)
+        f"temporary file {path}" for path in folder.iterdir() if not path.name.startswith(leak_police.ALLOWED_TEMPORARY)
     ]
     shutil.rmtree(folder, ignore_errors=True)
     if left and session.exitstatus == pytest.ExitCode.OK:

@@ -33,8 +33,6 @@ ALLOWED_COMMANDS = ("torch_shm_manager", "multiprocessing.resource_tracker", "mu
 """Processes that torch and the standard library keep for the rest of the session."""
 ALLOWED_FILES = ("/dev/urandom", "/dev/random", "/dev/nvidia", "/dev/tty", "/proc/driver/nvidia")
 ALLOWED_TEMPORARY = ("torchinductor_", "pytest-of-")
-RUN_PARENTS = ("rpcrl", f"rpcrl-{os.getuid()}")
-"""The folder of the run directories stays; a run directory in it does not."""
 FOREIGN_THREADS = "ZMQbg"
 """Name under which libzmq runs its own threads: one left over is a context that nobody closed."""
 
@@ -64,7 +62,7 @@ def look(temporary: Path) -> State:
         native_threads=frozenset(int(name) for name in os.listdir("/proc/self/task")),
         files=_files(),
         shared_memory=frozenset(os.listdir("/dev/shm")),
-        temporary=_temporary(temporary),
+        temporary=frozenset(os.listdir(temporary)),
         environment=dict(os.environ),
         cwd=os.getcwd(),
         torch=_torch_state(),
@@ -152,17 +150,6 @@ def _files() -> dict[str, str]:
         except OSError:
             continue  # the descriptor of this very listing
     return found
-
-
-def _temporary(folder: Path) -> frozenset[str]:
-    """Return the entries of the session's folder; the folder that holds all run directories counts by its entries."""
-    found: set[str] = set()
-    for name in os.listdir(folder):
-        if name in RUN_PARENTS:
-            found.update(f"{name}/{inner}" for inner in os.listdir(folder / name))
-        else:
-            found.add(name)
-    return frozenset(found)
 
 
 def _torch_state() -> dict[str, object]:

@@ -1,1 +1,4 @@
-"""What does a worker do in RL? Thin workers over the engines."""
+"""Which jobs does a worker process do in RL training? Actor, rollout and reference: thin workers over the engines.
+
+No role is imported here: a process loads only the ones that it hosts.
+"""

@@ -61,12 +61,9 @@ def _shared_memory() -> Iterator[None]:
 
 @contextmanager
 def _run_directory() -> Iterator[None]:
-    parent = Path(tempfile.gettempdir(), "rpcrl")
-    parent.mkdir(mode=0o700, exist_ok=True)
-    path = parent / "a-run"
-    path.mkdir()
+    path = tempfile.mkdtemp(prefix="rpcrl-")
     yield
-    path.rmdir()  # the folder of all run directories may stay
+    os.rmdir(path)
 
 
 @contextmanager

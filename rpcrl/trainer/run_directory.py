@@ -1,0 +1,158 @@
+"""What lies in a run's directory, and how does it get there without half-written files?
+
+::
+
+    RUN_DIR/
+      config.yaml          the resolved configuration
+      metrics.jsonl        one line a step
+      tensorboard/         the same figures as TensorBoard events
+      logs/                one file a rank
+      samples/             step_N.jsonl (training) and validation_N.jsonl
+      checkpoints/         global_step_N/ and latest_checkpointed_iteration.txt
+      hf/                  the final model, for AutoModelForCausalLM.from_pretrained
+      summary.json         written last: a run without it did not end by itself
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from rpcrl.errors import ConfigError, Violation
+
+__all__ = ["SUMMARY_KEYS", "RunDirectory", "sync_directory", "write_atomically"]
+
+SUMMARY_KEYS = (
+    "mode",
+    "steps",
+    "wall_s",
+    "phases_s",
+    "heldout_accuracy",
+    "weight_syncs",
+    "tokens",
+    "peak_rss_bytes",
+)
+"""Keys of summary.json, frozen: programs read them."""
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a directory's entries (new names, renames) survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file so that a reader sees the old content or the new one, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    beside.replace(path)
+    sync_directory(path.parent)
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The paths of one run; ``open`` makes the directory."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: Path | str, *, resume: bool) -> RunDirectory:
+        """Make the directory of a new run, or take the one of a run that is resumed.
+
+        Raises ConfigError, and touches nothing, when the directory holds something and ``resume`` is False.
+        """
+        directory = Path(path).absolute()
+        if directory.exists() and not directory.is_dir():
+            raise ConfigError(
+                [Violation("trainer.run_dir", f"{directory} is not a directory", ("name another directory",))]
+            )
+        if directory.is_dir() and not resume:
+            present = sorted(entry.name for entry in directory.iterdir())
+            if present:
+                shown = ", ".join(present[:4]) + (", …" if len(present) > 4 else "")
+                raise ConfigError(
+                    [
+                        Violation(
+                            "trainer.run_dir",
+                            f"{directory} already holds {len(present)} entries ({shown}), and a new run would mix "
+                            "with them",
+                            (
+                                "go on with that run: --resume (trainer.resume=auto)",
+                                "or name an empty directory: --run-dir DIR",
+                            ),
+                        )
+                    ]
+                )
+        run = cls(directory)
+        for part in (directory, run.logs, run.samples, run.checkpoints):
+            part.mkdir(parents=True, exist_ok=True)
+        return run
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line, one line a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Directory of TensorBoard events."""
+        return self.path / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        """Directory of the per-rank logs."""
+        return self.path / "logs"
+
+    @property
+    def samples(self) -> Path:
+        """Directory of sampled texts."""
+        return self.path / "samples"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def hf(self) -> Path:
+        """Directory of the final model in Hugging Face format."""
+        return self.path / "hf"
+
+    @property
+    def summary(self) -> Path:
+        """The figures of a run that ended by itself."""
+        return self.path / "summary.json"
+
+    def write_samples(self, name: str, rows: Iterable[Mapping[str, object]]) -> Path:
+        """Write ``samples/<name>.jsonl``, one object a line; returns its path."""
+        path = self.samples / f"{name}.jsonl"
+        lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return path
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        """Write summary.json; raises KeyError when a frozen key is missing."""
+        ordered = {key: summary[key] for key in SUMMARY_KEYS}
+        ordered.update({key: value for key, value in summary.items() if key not in ordered})
+        write_atomically(self.summary, json.dumps(ordered, indent=2) + "\n")
+
+    def read_summary(self) -> dict[str, object] | None:
+        """Return the content of summary.json; None when the run has not ended by itself."""
+        if not self.summary.is_file():
+            return None
+        return cast("dict[str, object]", json.loads(self.summary.read_text(encoding="utf-8")))

@@ -1,0 +1,84 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rpcrl.trainer.metrics import PhaseTimer, data_metrics, log_prob_difference, reduce_metrics, timing_metrics
+
+
+def batch(**columns):
+    return SimpleNamespace(batch=columns)
+
+
+def two_rows():
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    return batch(
+        response_mask=mask,
+        attention_mask=torch.cat([torch.tensor([[0, 1], [1, 1]]), mask], 1),
+        token_level_scores=torch.tensor([[0.0, 1, 0], [0, 0, 0]]),
+        token_level_rewards=torch.tensor([[0.0, 0.5, 0], [0, 0, 0]]),
+        advantages=torch.tensor([[1.0, 1, 9], [-1, -1, -1]]),
+        returns=torch.tensor([[2.0, 2, 9], [-1, -1, -1]]),
+    )
+
+
+def test_data_metrics_by_hand():
+    metrics = data_metrics(two_rows(), max_prompt_length=2, max_response_length=3)
+    assert metrics["critic/score/mean"] == 0.5
+    assert metrics["critic/rewards/max"] == 0.5
+    assert metrics["critic/advantages/max"] == 1.0, "a column outside the mask is not looked at"
+    assert metrics["critic/advantages/mean"] == pytest.approx((2 - 3) / 5)
+    assert metrics["response_length/mean"] == 2.5
+    assert metrics["response_length/clip_ratio"] == 0.5
+    assert metrics["prompt_length/min"] == 1.0
+    assert metrics["prompt_length/clip_ratio"] == 0.5
+    assert metrics["response/aborted_ratio"] == 0.0
+
+
+def test_timing_metrics_by_hand():
+    metrics = timing_metrics(
+        {"gen": 0.5, "update_actor": 1.0}, step_s=2.0, total_tokens=100, response_tokens=50, num_devices=2
+    )
+    assert metrics["timing_s/gen"] == 0.5
+    assert metrics["timing_s/step"] == 2.0
+    assert metrics["timing_per_token_ms/gen"] == 10.0
+    assert metrics["timing_per_token_ms/update_actor"] == 10.0
+    assert "timing_per_token_ms/ref" not in metrics
+    assert metrics["perf/throughput"] == 25.0
+    assert metrics["perf/total_num_tokens"] == 100
+
+
+def test_reduction_goes_by_name():
+    parts = [{"loss": 1.0, "lr": 0.1, "x_max": 3.0, "x/min": 3.0}, {"loss": 3.0, "lr": 0.2, "x_max": 1.0, "x/min": 1.0}]
+    assert reduce_metrics([*parts, {"loss": 5.0, "kl_loss": 7.0}]) == {
+        "loss": 3.0,
+        "lr": 0.2,
+        "x_max": 3.0,
+        "x/min": 1.0,
+        "kl_loss": 7.0,
+    }
+
+
+def test_a_phase_entered_twice_adds_up_and_counts_when_it_raises():
+    seen = []
+    timer = PhaseTimer(seen.append)
+    with timer("gen"):
+        pass
+    first_s = timer.seconds["gen"]
+    with pytest.raises(ValueError, match="x"), timer("gen"):
+        raise ValueError("x")
+    assert timer.seconds["gen"] > first_s
+    assert seen == ["gen", "gen"]
+
+
+def test_log_prob_difference_is_of_probabilities_inside_the_mask():
+    metrics = log_prob_difference(
+        batch(
+            response_mask=torch.tensor([[1, 1, 0]]),
+            old_log_probs=torch.log(torch.tensor([[0.5, 0.25, 1.0]])),
+            rollout_log_probs=torch.log(torch.tensor([[0.5, 0.75, 0.1]])),
+        )
+    )
+    assert metrics["training/rollout_probs_diff_max"] == pytest.approx(0.5)
+    assert metrics["training/rollout_probs_diff_mean"] == pytest.approx(0.25)
+    assert metrics["training/rollout_probs_diff_valid"] == 1.0

@@ -1,0 +1,20 @@
+import pytest
+
+from rpcrl.trainer.totals import Totals
+
+
+def test_totals_survive_a_checkpoint():
+    totals = Totals()
+    totals.add_phases({"gen": 1.0})
+    totals.add_phases({"gen": 2.0, "adv": 0.5})
+    totals.saw_heldout(0.4)
+    totals.saw_heldout(0.9)
+    back = Totals.from_json(totals.to_json())
+    assert back == totals
+    assert back.phases_s == {"gen": 3.0, "adv": 0.5}
+    assert (back.heldout_start, back.heldout_end) == (0.4, 0.9)
+
+
+def test_unknown_totals_are_refused():
+    with pytest.raises(TypeError):
+        Totals.from_json({"colour": 1})
