@@ -1,0 +1,400 @@
+"""Which settings do not fit each other? Every rule over a configuration, with its arithmetic and a remedy.
+
+A rule yields its violations; none raises and none stops another, so that a user sees all mistakes at once. A
+rule is skipped when one of the settings that it reads could not be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from rpcrl.config.account import (
+    is_separate,
+    replica_devices,
+    rollout_devices,
+    trainer_devices,
+)
+from rpcrl.config.run import RunConfig
+from rpcrl.errors import Violation
+
+__all__ = ["ADV_ESTIMATORS", "BACKENDS", "KL_TYPES", "LOSS_AGG_MODES", "check"]
+
+ADV_ESTIMATORS = ("grpo",)
+VERL_ADV_ESTIMATORS = (
+    "gae", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "opo",
+    "grpo_passk", "gpg", "rloo_vectorized", "grpo_vectorized", "gdpo", "optimal_token_baseline",
+)  # fmt: skip
+LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+"""Each also with a trailing ``+``: its value with the gradient of k2."""
+BACKENDS = ("naive", "broadcast", "nccl")
+VERL_BACKENDS = ("hccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+MODE = "trainer.mode"
+WORLD = ("trainer.nnodes", "trainer.n_gpus_per_node")
+BATCH = "data.train_batch_size"
+MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
+MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+SAMPLES = f"{ROLLOUT}.n"
+TP = f"{ROLLOUT}.tensor_model_parallel_size"
+SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"
+BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
+
+Rule = Callable[[RunConfig], Iterator[Violation]]
+_RULES: list[tuple[tuple[str, ...], Rule]] = []
+
+
+def _rule(*reads: str) -> Callable[[Rule], Rule]:
+    def keep(function: Rule) -> Rule:
+        _RULES.append((reads, function))
+        return function
+
+    return keep
+
+
+def check(config: RunConfig, *, unread: Collection[str] = ()) -> list[Violation]:
+    """Return every broken rule; rules that read a setting of ``unread`` are skipped."""
+    found: list[Violation] = []
+    for reads, rule in _RULES:
+        if not any(key in unread for key in reads):
+            found.extend(rule(config))
+    return found
+
+
+def _near(value: int, step: int) -> tuple[int, ...]:
+    """Return the multiples of ``step`` beside ``value``, the lower one only if it is positive."""
+    below = value // step * step
+    return tuple(candidate for candidate in (below, below + step) if candidate > 0)
+
+
+def _divisors_beside(value: int, wanted: int) -> tuple[int, ...]:
+    """Return the divisors of ``value`` next to ``wanted``, below and above."""
+    divisors = [candidate for candidate in range(1, value + 1) if value % candidate == 0]
+    below = [candidate for candidate in divisors if candidate < wanted][-1:]
+    above = [candidate for candidate in divisors if candidate > wanted][:1]
+    return (*below, *above)
+
+
+def _or(values: Collection[object]) -> str:
+    return " or ".join(str(value) for value in values)
+
+
+@_rule(MODE, *WORLD, f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node", TP, f"{ROLLOUT}.data_parallel_size",
+       f"{ROLLOUT}.pipeline_model_parallel_size")  # fmt: skip
+def _replicas_are_whole(config: RunConfig) -> Iterator[Violation]:
+    rollout = config.actor_rollout_ref.rollout
+    world, size = rollout_devices(config), replica_devices(config)
+    if world == 0 or world % size == 0:
+        return
+    parts = (
+        f"TP {rollout.tensor_model_parallel_size} x DP {rollout.data_parallel_size} "
+        f"x PP {rollout.pipeline_model_parallel_size} = {size}"
+    )
+    owner = "rollout" if is_separate(config) else "trainer"
+    others = rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    remedies = [f"use {_or(_near(world, size))} devices: {owner}.nnodes x {owner}.n_gpus_per_node"]
+    if world % others == 0:
+        fitting = _divisors_beside(world // others, rollout.tensor_model_parallel_size)
+        remedies.insert(0, f"set rollout.tensor_model_parallel_size to {_or(fitting)}")
+    yield Violation(
+        TP,
+        f"{world} rollout devices % ({parts}) = {world % size}: {world // size} replicas leave "
+        f"{world % size} devices over; the rest must be 0",
+        tuple(remedies),
+    )
+
+
+@_rule(BATCH, MINI_BATCH)
+def _mini_batches_are_whole(config: RunConfig) -> Iterator[Violation]:
+    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    if batch % mini == 0:
+        return
+    if mini > batch:
+        problem = (
+            f"B = {batch} prompts are fewer than one mini-batch of M = {mini} (actor.ppo_mini_batch_size)"
+        )
+    else:
+        problem = (
+            f"B % M = {batch} % {mini} = {batch % mini}: {batch} prompts do not split into mini-batches "
+            f"of {mini} (actor.ppo_mini_batch_size); the rest must be 0"
+        )
+    yield Violation(
+        BATCH,
+        problem,
+        (
+            f"set data.train_batch_size to {_or(_near(batch, mini))}",
+            f"or set actor.ppo_mini_batch_size to {_or(_divisors_beside(batch, mini))}",
+        ),
+    )
+
+
+@_rule(MINI_BATCH, SAMPLES, *WORLD)
+def _ranks_share_a_mini_batch(config: RunConfig) -> Iterator[Violation]:
+    mini, n = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.actor_rollout_ref.rollout.n
+    ranks = trainer_devices(config)
+    if mini * n % ranks == 0:
+        return
+    step = next(step for step in range(1, ranks + 1) if step * n % ranks == 0)
+    yield Violation(
+        MINI_BATCH,
+        f"M x n = {mini} x {n} = {mini * n} samples % {ranks} data-parallel ranks (trainer.nnodes "
+        f"{config.trainer.nnodes} x trainer.n_gpus_per_node {config.trainer.n_gpus_per_node}) = "
+        f"{mini * n % ranks}; the rest must be 0",
+        (
+            f"set actor.ppo_mini_batch_size to {_or(_near(mini, step))}",
+            f"or use {_or(_divisors_beside(mini * n, ranks))} ranks (trainer.nnodes x n_gpus_per_node)",
+        ),
+    )
+
+
+@_rule(MICRO_BATCH, MINI_BATCH, SAMPLES, *WORLD)
+def _micro_batches_are_whole(config: RunConfig) -> Iterator[Violation]:
+    actor, n, ranks = (
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout.n,
+        trainer_devices(config),
+    )
+    micro, samples = actor.ppo_micro_batch_size_per_gpu, actor.ppo_mini_batch_size * n
+    if micro is None or samples % ranks or samples // ranks % micro == 0:
+        return
+    share = samples // ranks
+    yield Violation(
+        MICRO_BATCH,
+        f"one rank's mini-batch is M x n / ranks = {actor.ppo_mini_batch_size} x {n} / {ranks} = {share} "
+        f"samples, and {share} % {micro} = {share % micro}; the rest must be 0",
+        (
+            f"set actor.ppo_micro_batch_size_per_gpu to {_or(_divisors_beside(share, micro))}",
+            "or leave it null: one pass takes the whole mini-batch",
+        ),
+    )
+
+
+@_rule(MODE, BATCH, MINI_BATCH, SYNC_STEP)
+def _one_sync_takes_the_batch(config: RunConfig) -> Iterator[Violation]:
+    if config.trainer.mode != "separate-async":
+        return
+    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    steps = config.trainer.v1.separate_async.parameter_sync_step
+    if batch == steps * mini:
+        return
+    remedies = [f"set data.train_batch_size={steps * mini}"]
+    if batch % mini == 0:
+        remedies.append(f"or set {SYNC_STEP}={batch // mini}")
+    if batch % steps == 0:
+        remedies.append(f"or set actor.ppo_mini_batch_size={batch // steps}")
+    yield Violation(
+        SYNC_STEP,
+        f"mode separate-async needs B = parameter_sync_step x M, but {batch} != {steps} x {mini} "
+        f"= {steps * mini}",
+        tuple(remedies),
+    )
+
+
+@_rule(MODE, f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node")
+def _rollout_has_its_pool(config: RunConfig) -> Iterator[Violation]:
+    rollout, mode = config.actor_rollout_ref.rollout, config.trainer.mode
+    if not is_separate(config):
+        if rollout.nnodes > 0:
+            yield Violation(
+                f"{ROLLOUT}.nnodes",
+                f"rollout.nnodes={rollout.nnodes} asks for a pool of {rollout.nnodes} x "
+                f"{rollout.n_gpus_per_node} devices, but in mode {mode} the rollout shares the "
+                "trainer's pool",
+                ("set rollout.nnodes=0", "or choose --mode separate or --mode separate-async"),
+            )
+        return
+    for name, value, remedy in (
+        (
+            "nnodes",
+            rollout.nnodes,
+            "set rollout.nnodes to the nodes of the rollout's pool, e.g. rollout.nnodes=1",
+        ),
+        (
+            "n_gpus_per_node",
+            rollout.n_gpus_per_node,
+            "set rollout.n_gpus_per_node, e.g. rollout.n_gpus_per_node=4",
+        ),
+    ):
+        if value < 1:
+            yield Violation(
+                f"{ROLLOUT}.{name}",
+                f"mode {mode} gives the rollout a pool of its own, nnodes x n_gpus_per_node = "
+                f"{rollout.nnodes} x {rollout.n_gpus_per_node} devices, so rollout.{name} must be > 0, "
+                f"not {value}",
+                (remedy, "or choose --mode colocate: rollout and trainer share one pool"),
+            )
+
+
+@_rule(MODE, BACKEND)
+def _weights_can_cross(config: RunConfig) -> Iterator[Violation]:
+    backend, mode = config.actor_rollout_ref.rollout.checkpoint_engine.backend, config.trainer.mode
+    if backend in VERL_BACKENDS:
+        yield Violation(
+            BACKEND,
+            f"{backend!r} is not in this version (known: {_or(BACKENDS)})",
+            (f"set {BACKEND}=broadcast",),
+        )
+    elif backend not in BACKENDS:
+        yield Violation(BACKEND, f"{backend!r} is not one of {_or(BACKENDS)}", (f"set {BACKEND}=naive",))
+    elif is_separate(config) and backend == "naive":
+        yield Violation(
+            BACKEND,
+            f"naive hands weights over inside one process, but in mode {mode} there are 2 pools",
+            (
+                "set rollout.checkpoint_engine.backend=broadcast (or nccl)",
+                "or choose --mode colocate: weights stay in one pool",
+            ),
+        )
+
+
+_REWARD_MODEL = "reward.reward_model"
+
+
+@_rule(MODE, f"{_REWARD_MODEL}.enable", f"{_REWARD_MODEL}.enable_resource_pool", f"{_REWARD_MODEL}.nnodes",
+       f"{_REWARD_MODEL}.n_gpus_per_node")  # fmt: skip
+def _reward_model_has_its_pool(config: RunConfig) -> Iterator[Violation]:
+    model = config.reward.reward_model
+    if not model.enable:
+        return
+    if is_separate(config) and not model.enable_resource_pool:
+        yield Violation(
+            f"{_REWARD_MODEL}.enable_resource_pool",
+            f"in mode {config.trainer.mode} no device is idle while the reward model scores: "
+            "1 reward model, 0 pools of its own",
+            (
+                f"set {_REWARD_MODEL}.enable_resource_pool=true with {_REWARD_MODEL}.nnodes=1 and "
+                f"{_REWARD_MODEL}.n_gpus_per_node=1",
+                f"or set {_REWARD_MODEL}.enable=false",
+            ),
+        )
+    if model.enable_resource_pool and model.nnodes * model.n_gpus_per_node < 1:
+        key = f"{_REWARD_MODEL}.{'nnodes' if model.nnodes < 1 else 'n_gpus_per_node'}"
+        yield Violation(
+            key,
+            f"the reward model's pool has nnodes x n_gpus_per_node = {model.nnodes} x "
+            f"{model.n_gpus_per_node} = 0 devices",
+            (f"set {key}=1", f"or set {_REWARD_MODEL}.enable_resource_pool=false"),
+        )
+
+
+@_rule(f"{ROLLOUT}.val_kwargs.do_sample", f"{ROLLOUT}.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.n")
+def _validation_samples(config: RunConfig) -> Iterator[Violation]:
+    val = config.actor_rollout_ref.rollout.val_kwargs
+    if val.do_sample and val.temperature <= 0:
+        yield Violation(
+            f"{ROLLOUT}.val_kwargs.temperature",
+            f"val_kwargs.do_sample=true needs a temperature > 0, not {val.temperature:g}",
+            ("set rollout.val_kwargs.temperature=1.0", "or set rollout.val_kwargs.do_sample=false (greedy)"),
+        )
+    if val.n > 1 and not val.do_sample:
+        yield Violation(
+            f"{ROLLOUT}.val_kwargs.n",
+            f"greedy decoding gives the same response {val.n} times",
+            ("set rollout.val_kwargs.do_sample=true", "or set rollout.val_kwargs.n=1"),
+        )
+
+
+@_rule(f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_c")
+def _clip_ranges(config: RunConfig) -> Iterator[Violation]:
+    actor = config.actor_rollout_ref.actor
+    name = "clip_ratio" if actor.clip_ratio_low is None else "clip_ratio_low"
+    low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
+    if low >= 1:
+        yield Violation(
+            f"{ACTOR}.{name}",
+            f"the ratio is kept above 1 - {name} = 1 - {low:g} = {1 - low:g}, and a ratio is never below 0",
+            (f"set actor.{name} below 1, e.g. actor.{name}=0.2",),
+        )
+    if actor.clip_ratio_c <= 1:
+        yield Violation(
+            f"{ACTOR}.clip_ratio_c",
+            f"the dual clip bounds ratios from above 1, so clip_ratio_c must be > 1, not "
+            f"{actor.clip_ratio_c:g}",
+            ("set actor.clip_ratio_c=3.0",),
+        )
+
+
+@_rule(f"{ACTOR}.optim.betas")
+def _betas(config: RunConfig) -> Iterator[Violation]:
+    betas = config.actor_rollout_ref.actor.optim.betas
+    if any(not 0 <= beta < 1 for beta in betas):
+        yield Violation(
+            f"{ACTOR}.optim.betas",
+            f"each of {list(betas)} must be in [0, 1)",
+            ("set actor.optim.betas=[0.9,0.99]",),
+        )
+
+
+@_rule(f"{ACTOR}.loss_agg_mode", f"{ACTOR}.kl_loss_type", "algorithm.kl_penalty", "algorithm.adv_estimator")
+def _names_are_known(config: RunConfig) -> Iterator[Violation]:
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    if actor.loss_agg_mode not in LOSS_AGG_MODES:
+        yield Violation(
+            f"{ACTOR}.loss_agg_mode",
+            f"{actor.loss_agg_mode!r} is not one of {_or(LOSS_AGG_MODES)}",
+            ("set actor.loss_agg_mode=token-mean",),
+        )
+    for key, kind in (
+        (f"{ACTOR}.kl_loss_type", actor.kl_loss_type),
+        ("algorithm.kl_penalty", algorithm.kl_penalty),
+    ):
+        if kind.removesuffix("+") not in KL_TYPES:
+            yield Violation(
+                key, f"{kind!r} is not one of {_or(KL_TYPES)}, each also with '+'", (f"set {key}=low_var_kl",)
+            )
+    if algorithm.adv_estimator not in ADV_ESTIMATORS:
+        known = "is not in this version" if algorithm.adv_estimator in VERL_ADV_ESTIMATORS else "is unknown"
+        yield Violation(
+            "algorithm.adv_estimator",
+            f"{algorithm.adv_estimator!r} {known} (known: {_or(ADV_ESTIMATORS)})",
+            ("set algorithm.adv_estimator=grpo",),
+        )
+
+
+@_rule("trainer.save_freq", "trainer.test_freq", "data.train_max_samples", "data.val_max_samples",
+       f"{ROLLOUT}.top_k", f"{ROLLOUT}.val_kwargs.top_k")  # fmt: skip
+def _minus_one_or_positive(config: RunConfig) -> Iterator[Violation]:
+    rollout = config.actor_rollout_ref.rollout
+    for key, value, off in (
+        ("trainer.save_freq", config.trainer.save_freq, "only at the end"),
+        ("trainer.test_freq", config.trainer.test_freq, "only at the ends"),
+        ("data.train_max_samples", config.data.train_max_samples, "all"),
+        ("data.val_max_samples", config.data.val_max_samples, "all"),
+        (f"{ROLLOUT}.top_k", rollout.top_k, "all tokens"),
+        (f"{ROLLOUT}.val_kwargs.top_k", rollout.val_kwargs.top_k, "all tokens"),
+    ):
+        if value < 1 and value != -1:
+            yield Violation(key, f"{value} is neither -1 nor a number from 1 on", (f"set {key}=-1 ({off})",))
+
+
+@_rule("trainer.total_training_steps", "trainer.total_epochs")
+def _the_run_ends(config: RunConfig) -> Iterator[Violation]:
+    if config.trainer.total_training_steps is None and config.trainer.total_epochs is None:
+        yield Violation(
+            "trainer.total_training_steps",
+            "neither total_training_steps nor total_epochs is set: the run would have no end",
+            ("set trainer.total_training_steps=100", "or set trainer.total_epochs=1"),
+        )
+
+
+@_rule("reward.fn", "data.train_files", "data.val_files")
+def _files_and_functions(config: RunConfig) -> Iterator[Violation]:
+    function = config.reward.fn
+    if function is not None and not all(function.rpartition(":")[::2]):
+        yield Violation(
+            "reward.fn",
+            f"{function!r} names no function in it",
+            (f"write the file and the function: reward.fn={function.strip(':') or 'my_file.py'}:score",),
+        )
+    for key, path in (
+        ("data.train_files", config.data.train_files),
+        ("data.val_files", config.data.val_files),
+    ):
+        if path is not None and path != "sort_digits" and not path.endswith(".jsonl"):
+            yield Violation(
+                key,
+                f"{path!r} is neither a .jsonl file nor the built-in task sort_digits",
+                ("write the rows to a .jsonl file, one JSON object a line", "or leave the key out"),
+            )

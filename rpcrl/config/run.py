@@ -1,0 +1,314 @@
+"""Which settings does a run have, in which unit, and what holds when nobody sets them?
+
+The tree carries verl's names; the defaults are those of the default job (GRPO on the sort-by-word task, two
+CPU workers). Every section is frozen. Types and simple ranges stand here; rules over several fields are in
+``rpcrl.config.rules``. Loads no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+
+__all__ = [
+    "MODES",
+    "Actor",
+    "ActorRolloutRef",
+    "Algorithm",
+    "CheckpointEngine",
+    "Data",
+    "KlCtrl",
+    "Model",
+    "Optim",
+    "Ref",
+    "Reward",
+    "RewardModel",
+    "Rollout",
+    "RunConfig",
+    "Section",
+    "Trainer",
+    "ValKwargs",
+]
+
+MODES = ("colocate", "colocate-async", "separate", "separate-async")
+"""Trainer modes by their names on the command line."""
+
+BUILT_IN_TASK = "sort_digits"
+
+
+def _number_as_text(value: object) -> object:
+    """Let a name be written as a bare number (``experiment_name=7``)."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return value
+
+
+Text = Annotated[str, BeforeValidator(_number_as_text)]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Betas = Annotated[tuple[float, float], Strict(False)]
+
+
+def _setting(default: Any, text: str) -> Any:
+    """Declare one setting; its description ends with the default."""
+    shown = "null" if default is None else str(default).lower() if isinstance(default, bool) else default
+    return Field(default=default, description=f"{text} (default: {shown})")
+
+
+class Section(BaseModel):
+    """Base of every part of the tree: frozen, no unknown fields, no guessing between types."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class Data(Section):
+    """Where prompts come from, and how many a step takes."""
+
+    train_files: Text | None = _setting(
+        BUILT_IN_TASK,
+        "Training prompts: a .jsonl path, or 'sort_digits' for the built-in task; null means that too",
+    )
+    val_files: Text | None = _setting(
+        None, "Held-out prompts: a .jsonl path; null takes the task's own held-out set, if it has one"
+    )
+    train_batch_size: Count = _setting(32, "B, prompts per step")
+    val_batch_size: Count | None = _setting(
+        None, "Held-out prompts per generation call; null takes all at once"
+    )
+    max_prompt_length: Count = _setting(8, "Longest prompt, tokens")
+    max_response_length: Count = _setting(8, "Longest response, tokens")
+    prompt_key: Text = _setting("prompt", "Field of a row that holds the prompt")
+    shuffle: bool = _setting(True, "Draw training prompts in a seeded random order")
+    seed: int | None = _setting(None, "Seed of the prompt order; null takes trainer.seed")
+    train_max_samples: int = _setting(-1, "Use only so many training prompts; -1 uses all")
+    val_max_samples: int = _setting(-1, "Use only so many held-out prompts; -1 uses all")
+
+
+class Model(Section):
+    """The model that is trained and sampled from."""
+
+    path: Text | None = _setting(
+        None, "Folder of a Hugging Face checkpoint; null takes the shipped base checkpoint"
+    )
+    dtype: Literal["float32", "bfloat16"] = _setting("float32", "Number type of the weights")
+
+
+class Optim(Section):
+    """AdamW and its learning-rate schedule."""
+
+    lr: NotNegative = _setting(5e-4, "Peak learning rate")
+    lr_warmup_steps: CountOrZero = _setting(5, "Linear warm-up, trainer steps")
+    lr_scheduler_type: Literal["linear", "constant"] = _setting(
+        "linear", "After the warm-up: linear decay to 0 at the last step, or constant"
+    )
+    betas: Betas = _setting((0.9, 0.99), "AdamW's two decay rates, each in [0, 1)")
+    weight_decay: NotNegative = _setting(0.0, "AdamW weight decay")
+
+
+class Actor(Section):
+    """The policy's training: mini-batches, loss, optimizer."""
+
+    ppo_mini_batch_size: Count = _setting(8, "M, prompts per optimizer step (samples: M x rollout.n)")
+    ppo_micro_batch_size_per_gpu: Count | None = _setting(
+        None, "Samples per forward/backward pass of one rank; null takes the rank's whole mini-batch"
+    )
+    ppo_epochs: Count = _setting(1, "Passes over a step's samples")
+    clip_ratio: Positive = _setting(0.2, "PPO clip range, both sides")
+    clip_ratio_low: Positive | None = _setting(None, "Clip range below 1; null takes clip_ratio")
+    clip_ratio_high: Positive | None = _setting(None, "Clip range above 1; null takes clip_ratio")
+    clip_ratio_c: float = _setting(3.0, "Dual-clip bound of the ratio for negative advantages, above 1")
+    loss_agg_mode: Text = _setting("token-mean", "How token losses become one number")
+    entropy_coeff: NotNegative = _setting(0.0, "Weight of the entropy bonus")
+    use_kl_loss: bool = _setting(False, "Add the KL to the reference policy to the loss")
+    kl_loss_coef: NotNegative = _setting(0.001, "Weight of that KL")
+    kl_loss_type: Text = _setting("low_var_kl", "Estimator of that KL")
+    grad_clip: Positive = _setting(1.0, "Largest gradient norm of an optimizer step")
+    optim: Optim = Optim()
+
+
+class Ref(Section):
+    """The frozen reference policy."""
+
+    log_prob_micro_batch_size_per_gpu: Count | None = _setting(
+        None, "Samples per forward pass of one rank; null takes all of the rank's"
+    )
+
+
+class ValKwargs(Section):
+    """Sampling on held-out prompts."""
+
+    do_sample: bool = _setting(False, "Sample; false is greedy")
+    temperature: NotNegative = _setting(0.0, "Temperature when do_sample is true")
+    top_k: int = _setting(-1, "Keep the k likeliest tokens; -1 keeps all")
+    top_p: Annotated[float, Field(gt=0, le=1)] = _setting(
+        1.0, "Keep the likeliest tokens up to this probability"
+    )
+    n: Count = _setting(1, "Responses per held-out prompt")
+
+
+class CheckpointEngine(Section):
+    """How weights get from the trainer to the rollout."""
+
+    backend: Text = _setting(
+        "naive", "naive (in place, one pool), or broadcast/nccl (torch.distributed over two pools)"
+    )
+    update_weights_bucket_megabytes: Count = _setting(256, "Weights moved at once, MiB")
+
+
+class Rollout(Section):
+    """Sampling: the engine, its replicas, and its own pool in the separate modes."""
+
+    name: Literal["torch", "vllm", "sglang"] = _setting("torch", "Rollout engine")
+    n: Count = _setting(8, "Samples per prompt")
+    temperature: Positive = _setting(1.0, "Sampling temperature in training")
+    top_k: int = _setting(-1, "Keep the k likeliest tokens; -1 keeps all")
+    top_p: Annotated[float, Field(gt=0, le=1)] = _setting(
+        1.0, "Keep the likeliest tokens up to this probability"
+    )
+    tensor_model_parallel_size: Count = _setting(1, "TP, devices that share each layer of a replica")
+    data_parallel_size: Count = _setting(1, "DP inside one replica, devices")
+    pipeline_model_parallel_size: Count = _setting(1, "PP, stages of a replica")
+    nnodes: CountOrZero = _setting(0, "Nodes of the rollout's own pool; 0 in the colocate modes")
+    n_gpus_per_node: CountOrZero = _setting(0, "Devices per node of the rollout's own pool")
+    calculate_log_probs: bool = _setting(True, "Return the log-prob of each sampled token")
+    free_cache_engine: bool = _setting(True, "Free the rollout's weights and cache while the trainer works")
+    log_prob_micro_batch_size_per_gpu: Count | None = _setting(
+        None, "Samples per forward pass when log-probs are recomputed; null takes all of the rank's"
+    )
+    val_kwargs: ValKwargs = ValKwargs()
+    checkpoint_engine: CheckpointEngine = CheckpointEngine()
+
+
+class ActorRolloutRef(Section):
+    """Model, actor, reference and rollout; in keys this prefix may be left out (``rollout.n=4``)."""
+
+    model: Model = Model()
+    actor: Actor = Actor()
+    ref: Ref = Ref()
+    rollout: Rollout = Rollout()
+
+
+class KlCtrl(Section):
+    """Weight of the KL that is taken off the reward."""
+
+    kl_coef: NotNegative = _setting(0.001, "Weight of the KL when use_kl_in_reward is true")
+
+
+class Algorithm(Section):
+    """From rewards to advantages."""
+
+    adv_estimator: Text = _setting("grpo", "Advantage estimator")
+    norm_adv_by_std_in_grpo: bool = _setting(True, "Divide a group's advantages by its standard deviation")
+    use_kl_in_reward: bool = _setting(False, "Take the KL to the reference policy off the reward")
+    kl_penalty: Text = _setting("kl", "Estimator of that KL")
+    kl_ctrl: KlCtrl = KlCtrl()
+    gamma: Annotated[float, Field(ge=0, le=1)] = _setting(1.0, "Discount per token")
+    lam: Annotated[float, Field(ge=0, le=1)] = _setting(1.0, "GAE's lambda")
+    recompute_old_log_prob: bool = _setting(
+        False, "Recompute the old log-probs with the trainer's model instead of taking the sampler's"
+    )
+
+
+class RewardModel(Section):
+    """A model that scores responses; off in the default job."""
+
+    enable: bool = _setting(False, "Score with a reward model")
+    enable_resource_pool: bool = _setting(False, "Give the reward model a pool of its own")
+    nnodes: CountOrZero = _setting(0, "Nodes of that pool")
+    n_gpus_per_node: CountOrZero = _setting(0, "Devices per node of that pool")
+    model_path: Text | None = _setting(None, "Folder of the reward model's checkpoint")
+
+
+class Reward(Section):
+    """Who scores a response."""
+
+    fn: Text | None = _setting(
+        None, "Reward function as 'file.py:name' or 'package.module:name'; null takes the task's own"
+    )
+    num_workers: Count = _setting(1, "CPU processes that run the reward function")
+    reward_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Keyword arguments of every call of the reward function (default: {})",
+    )
+    reward_model: RewardModel = RewardModel()
+
+
+class ColocateAsync(Section):
+    """Settings of mode colocate-async."""
+
+    num_warmup_batches: Count = _setting(1, "Batches submitted before the first step")
+
+
+class SeparateAsync(Section):
+    """Settings of mode separate-async."""
+
+    num_warmup_batches: Count = _setting(1, "Batches submitted before the first step")
+    parameter_sync_step: Count = _setting(4, "Optimizer mini-batches between two weight syncs")
+
+
+class V1(Section):
+    """Settings that belong to one trainer mode each."""
+
+    colocate_async: ColocateAsync = ColocateAsync()
+    separate_async: SeparateAsync = SeparateAsync()
+
+
+class Trainer(Section):
+    """The run: mode, devices, length, seeds, files."""
+
+    mode: Literal["colocate", "colocate-async", "separate", "separate-async"] = _setting(
+        "colocate", "What overlaps with what, and who shares devices"
+    )
+    device: Literal["cpu", "cuda", "auto"] = _setting(
+        "cpu", "cpu counts virtual devices; cuda takes GPUs; auto takes cuda where there are enough, else cpu"
+    )
+    nnodes: Count = _setting(1, "Nodes of the trainer's pool")
+    n_gpus_per_node: Count = _setting(2, "Devices (worker processes) per node of the trainer's pool")
+    max_colocate_count: Count = _setting(
+        3, "Worker groups that may share a device; a worker counts for 1/this of it"
+    )
+    total_training_steps: Count | None = _setting(
+        100, "Length of the run, steps; null ends after total_epochs, and giving only total_epochs means null"
+    )
+    total_epochs: Count | None = _setting(None, "Length of the run, passes over the training prompts")
+    save_freq: int = _setting(-1, "Steps between checkpoints; -1 writes only the final one")
+    test_freq: int = _setting(
+        25, "Steps between evaluations on held-out prompts; -1 evaluates at the ends only"
+    )
+    val_before_train: bool = _setting(True, "Evaluate on held-out prompts before the first step")
+    seed: CountOrZero = _setting(0, "Seed of prompts, sampling and initialisation")
+    default_local_dir: Text | None = _setting(
+        None,
+        "Run directory; null makes runs/<project>/<experiment>-<time> (also: trainer.run_dir, --run-dir)",
+    )
+    project_name: Text = _setting("rpcrl", "First part of the run directory's name")
+    experiment_name: Text = _setting("run", "Second part of the run directory's name")
+    resume: Text = _setting(
+        "disable", "disable, auto (the run directory's last checkpoint), or a checkpoint's path"
+    )
+    log_val_generations: CountOrZero = _setting(
+        4, "Held-out prompts whose responses are written out each evaluation"
+    )
+    threads_per_worker: Count = _setting(1, "CPU threads of one worker process")
+    max_staleness: Count = _setting(1, "Async modes: largest age of a sample, weight versions")
+    v1: V1 = V1()
+
+    @property
+    def run_dir(self) -> str | None:
+        """The run directory under its short name."""
+        return self.default_local_dir
+
+
+class RunConfig(Section):
+    """The whole configuration of one run; ``rpcrl.config.load.load`` makes checked ones."""
+
+    data: Data = Data()
+    actor_rollout_ref: ActorRolloutRef = ActorRolloutRef()
+    algorithm: Algorithm = Algorithm()
+    reward: Reward = Reward()
+    trainer: Trainer = Trainer()
