@@ -92,9 +92,7 @@ def rollout_devices(config: RunConfig) -> int:
 def replica_devices(config: RunConfig) -> int:
     """Return the devices of one replica: TP x DP x PP."""
     rollout = config.actor_rollout_ref.rollout
-    return (
-        rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    )
+    return rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
 
 
 def reward_pool_devices(config: RunConfig) -> int:
@@ -125,11 +123,7 @@ def _pools(config: RunConfig) -> tuple[Pool, ...]:
         roles.append("ref")
     if reward.reward_model.enable and not reward.reward_model.enable_resource_pool:
         roles.append("reward_model")
-    pools = [
-        Pool(
-            "global_pool", (trainer.n_gpus_per_node,) * trainer.nnodes, trainer_devices(config), tuple(roles)
-        )
-    ]
+    pools = [Pool("global_pool", (trainer.n_gpus_per_node,) * trainer.nnodes, trainer_devices(config), tuple(roles))]
     if separate:
         pools.append(
             Pool(

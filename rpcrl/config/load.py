@@ -134,9 +134,7 @@ def _of_file(path: Path | str | None) -> _Source:
         )
         return source
     except yaml_text.YamlError as error:
-        source.problems.append(
-            Violation(str(path), f"is not YAML: {error}", ("mend the line that it names",))
-        )
+        source.problems.append(Violation(str(path), f"is not YAML: {error}", ("mend the line that it names",)))
         return source
     if tree is None:
         return source
@@ -162,9 +160,7 @@ def _of_overrides(overrides: Sequence[str]) -> _Source:
         spelling = spelling.strip().lstrip("+")
         if not equals or not spelling or spelling.startswith("~"):
             source.problems.append(
-                Violation(
-                    text, "is not a key=value override", ("write e.g. rollout.n=4; null unsets a value",)
-                )
+                Violation(text, "is not a key=value override", ("write e.g. rollout.n=4; null unsets a value",))
             )
             continue
         try:

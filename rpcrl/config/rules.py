@@ -112,9 +112,7 @@ def _mini_batches_are_whole(config: RunConfig) -> Iterator[Violation]:
     if batch % mini == 0:
         return
     if mini > batch:
-        problem = (
-            f"B = {batch} prompts are fewer than one mini-batch of M = {mini} (actor.ppo_mini_batch_size)"
-        )
+        problem = f"B = {batch} prompts are fewer than one mini-batch of M = {mini} (actor.ppo_mini_batch_size)"
     else:
         problem = (
             f"B % M = {batch} % {mini} = {batch % mini}: {batch} prompts do not split into mini-batches "
@@ -186,8 +184,7 @@ def _one_sync_takes_the_batch(config: RunConfig) -> Iterator[Violation]:
         remedies.append(f"or set actor.ppo_mini_batch_size={batch // steps}")
     yield Violation(
         SYNC_STEP,
-        f"mode separate-async needs B = parameter_sync_step x M, but {batch} != {steps} x {mini} "
-        f"= {steps * mini}",
+        f"mode separate-async needs B = parameter_sync_step x M, but {batch} != {steps} x {mini} = {steps * mini}",
         tuple(remedies),
     )
 
@@ -310,8 +307,7 @@ def _clip_ranges(config: RunConfig) -> Iterator[Violation]:
     if actor.clip_ratio_c <= 1:
         yield Violation(
             f"{ACTOR}.clip_ratio_c",
-            f"the dual clip bounds ratios from above 1, so clip_ratio_c must be > 1, not "
-            f"{actor.clip_ratio_c:g}",
+            f"the dual clip bounds ratios from above 1, so clip_ratio_c must be > 1, not {actor.clip_ratio_c:g}",
             ("set actor.clip_ratio_c=3.0",),
         )
 

@@ -61,9 +61,7 @@ def _setting(default: Any, text: str) -> Any:
 class Section(BaseModel):
     """Base of every part of the tree: frozen, no unknown fields, no guessing between types."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Data(Section):
@@ -77,9 +75,7 @@ class Data(Section):
         None, "Held-out prompts: a .jsonl path; null takes the task's own held-out set, if it has one"
     )
     train_batch_size: Count = _setting(32, "B, prompts per step")
-    val_batch_size: Count | None = _setting(
-        None, "Held-out prompts per generation call; null takes all at once"
-    )
+    val_batch_size: Count | None = _setting(None, "Held-out prompts per generation call; null takes all at once")
     max_prompt_length: Count = _setting(8, "Longest prompt, tokens")
     max_response_length: Count = _setting(8, "Longest response, tokens")
     prompt_key: Text = _setting("prompt", "Field of a row that holds the prompt")
@@ -92,9 +88,7 @@ class Data(Section):
 class Model(Section):
     """The model that is trained and sampled from."""
 
-    path: Text | None = _setting(
-        None, "Folder of a Hugging Face checkpoint; null takes the shipped base checkpoint"
-    )
+    path: Text | None = _setting(None, "Folder of a Hugging Face checkpoint; null takes the shipped base checkpoint")
     dtype: Literal["float32", "bfloat16"] = _setting("float32", "Number type of the weights")
 
 
@@ -145,9 +139,7 @@ class ValKwargs(Section):
     do_sample: bool = _setting(False, "Sample; false is greedy")
     temperature: NotNegative = _setting(0.0, "Temperature when do_sample is true")
     top_k: int = _setting(-1, "Keep the k likeliest tokens; -1 keeps all")
-    top_p: Annotated[float, Field(gt=0, le=1)] = _setting(
-        1.0, "Keep the likeliest tokens up to this probability"
-    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = _setting(1.0, "Keep the likeliest tokens up to this probability")
     n: Count = _setting(1, "Responses per held-out prompt")
 
 
@@ -167,9 +159,7 @@ class Rollout(Section):
     n: Count = _setting(8, "Samples per prompt")
     temperature: Positive = _setting(1.0, "Sampling temperature in training")
     top_k: int = _setting(-1, "Keep the k likeliest tokens; -1 keeps all")
-    top_p: Annotated[float, Field(gt=0, le=1)] = _setting(
-        1.0, "Keep the likeliest tokens up to this probability"
-    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = _setting(1.0, "Keep the likeliest tokens up to this probability")
     tensor_model_parallel_size: Count = _setting(1, "TP, devices that share each layer of a replica")
     data_parallel_size: Count = _setting(1, "DP inside one replica, devices")
     pipeline_model_parallel_size: Count = _setting(1, "PP, stages of a replica")
@@ -269,17 +259,13 @@ class Trainer(Section):
     )
     nnodes: Count = _setting(1, "Nodes of the trainer's pool")
     n_gpus_per_node: Count = _setting(2, "Devices (worker processes) per node of the trainer's pool")
-    max_colocate_count: Count = _setting(
-        3, "Worker groups that may share a device; a worker counts for 1/this of it"
-    )
+    max_colocate_count: Count = _setting(3, "Worker groups that may share a device; a worker counts for 1/this of it")
     total_training_steps: Count | None = _setting(
         100, "Length of the run, steps; null ends after total_epochs, and giving only total_epochs means null"
     )
     total_epochs: Count | None = _setting(None, "Length of the run, passes over the training prompts")
     save_freq: int = _setting(-1, "Steps between checkpoints; -1 writes only the final one")
-    test_freq: int = _setting(
-        25, "Steps between evaluations on held-out prompts; -1 evaluates at the ends only"
-    )
+    test_freq: int = _setting(25, "Steps between evaluations on held-out prompts; -1 evaluates at the ends only")
     val_before_train: bool = _setting(True, "Evaluate on held-out prompts before the first step")
     seed: CountOrZero = _setting(0, "Seed of prompts, sampling and initialisation")
     default_local_dir: Text | None = _setting(
@@ -288,12 +274,8 @@ class Trainer(Section):
     )
     project_name: Text = _setting("rpcrl", "First part of the run directory's name")
     experiment_name: Text = _setting("run", "Second part of the run directory's name")
-    resume: Text = _setting(
-        "disable", "disable, auto (the run directory's last checkpoint), or a checkpoint's path"
-    )
-    log_val_generations: CountOrZero = _setting(
-        4, "Held-out prompts whose responses are written out each evaluation"
-    )
+    resume: Text = _setting("disable", "disable, auto (the run directory's last checkpoint), or a checkpoint's path")
+    log_val_generations: CountOrZero = _setting(4, "Held-out prompts whose responses are written out each evaluation")
     threads_per_worker: Count = _setting(1, "CPU threads of one worker process")
     max_staleness: Count = _setting(1, "Async modes: largest age of a sample, weight versions")
     v1: V1 = V1()

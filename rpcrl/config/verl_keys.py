@@ -107,31 +107,23 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "actor_rollout_ref.hybrid_engine": Unsupported(
         "trainer.mode decides who shares devices", "leave the key out, and choose --mode", (True,)
     ),
-    "actor_rollout_ref.nccl_timeout": Unsupported(
-        "timeouts of collectives are not set from here in this version"
-    ),
+    "actor_rollout_ref.nccl_timeout": Unsupported("timeouts of collectives are not set from here in this version"),
     f"{_MODEL}.use_remove_padding": Unsupported("batches are padded in this version", same_as_ours=(False,)),
     f"{_MODEL}.enable_gradient_checkpointing": _OFF,
     f"{_MODEL}.enable_activation_offload": _OFF,
     f"{_MODEL}.use_shm": _OFF,
     f"{_MODEL}.use_liger": _OFF,
     f"{_MODEL}.use_fused_kernels": _OFF,
-    f"{_MODEL}.trust_remote_code": Unsupported(
-        "code that comes with a checkpoint is never run", same_as_ours=(False,)
-    ),
+    f"{_MODEL}.trust_remote_code": Unsupported("code that comes with a checkpoint is never run", same_as_ours=(False,)),
     f"{_MODEL}.lora_rank": Unsupported(
         "LoRA is not in this version", "leave the key out; all weights are trained", (0,)
     ),
-    f"{_MODEL}.lora_alpha": Unsupported(
-        "LoRA is not in this version", "leave the key out; all weights are trained"
-    ),
+    f"{_MODEL}.lora_alpha": Unsupported("LoRA is not in this version", "leave the key out; all weights are trained"),
     f"{_MODEL}.target_modules": Unsupported(
         "LoRA is not in this version", "leave the key out; all weights are trained"
     ),
     f"{_MODEL}.external_lib": Unsupported("no further library is imported for a model", same_as_ours=(None,)),
-    f"{_MODEL}.custom_chat_template": Unsupported(
-        "the tokenizer's own chat template is used", same_as_ours=(None,)
-    ),
+    f"{_MODEL}.custom_chat_template": Unsupported("the tokenizer's own chat template is used", same_as_ours=(None,)),
     f"{_ACTOR}.strategy": Unsupported("the training engine is FSDP2", "leave the key out", ("fsdp", "fsdp2")),
     f"{_ACTOR}.use_dynamic_bsz": _DYNAMIC,
     f"{_ACTOR}.ppo_max_token_len_per_gpu": _DYNAMIC,
@@ -150,9 +142,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     f"{_ACTOR}.checkpoint": Unsupported(
         "a checkpoint always holds model, optimizer and run state, and a Hugging Face export"
     ),
-    f"{_ACTOR}.fsdp_config": Unsupported(
-        "FSDP2 shards over all ranks, in the model's dtype; there is nothing to set"
-    ),
+    f"{_ACTOR}.fsdp_config": Unsupported("FSDP2 shards over all ranks, in the model's dtype; there is nothing to set"),
     f"{_ACTOR}.fsdp_config.param_offload": _OFF,
     f"{_ACTOR}.fsdp_config.optimizer_offload": _OFF,
     f"{_ACTOR}.fsdp_config.fsdp_size": Unsupported("FSDP2 shards over all ranks", same_as_ours=(-1,)),
@@ -165,13 +155,9 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
         "the schedule ends with the run", "set trainer.total_training_steps", (-1,)
     ),
     f"{_ACTOR}.optim.min_lr_ratio": Unsupported("the schedule decays to 0", same_as_ours=(0, 0.0, None)),
-    f"{_ACTOR}.optim.num_cycles": Unsupported(
-        "there is no cosine schedule in this version", same_as_ours=(None,)
-    ),
+    f"{_ACTOR}.optim.num_cycles": Unsupported("there is no cosine schedule in this version", same_as_ours=(None,)),
     f"{_ACTOR}.optim.optimizer": Unsupported("the optimizer is AdamW", same_as_ours=("AdamW",)),
-    f"{_REF}.fsdp_config": Unsupported(
-        "FSDP2 shards over all ranks, in the model's dtype; there is nothing to set"
-    ),
+    f"{_REF}.fsdp_config": Unsupported("FSDP2 shards over all ranks, in the model's dtype; there is nothing to set"),
     f"{_REF}.fsdp_config.param_offload": _OFF,
     f"{_REF}.log_prob_micro_batch_size": _MICRO,
     f"{_REF}.log_prob_use_dynamic_bsz": _DYNAMIC,
@@ -181,15 +167,11 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
         "sequence parallelism is not in this version", same_as_ours=(1,)
     ),
     f"{_REF}.use_torch_compile": _OFF,
-    f"{_ROLLOUT}.mode": Unsupported(
-        "trainer.mode decides what overlaps", "leave the key out, and choose --mode"
-    ),
+    f"{_ROLLOUT}.mode": Unsupported("trainer.mode decides what overlaps", "leave the key out, and choose --mode"),
     f"{_ROLLOUT}.do_sample": Unsupported("training samples", "leave the key out", (True,)),
     f"{_ROLLOUT}.ignore_eos": _OFF,
     f"{_ROLLOUT}.dtype": Unsupported("the rollout uses the model's dtype", "set model.dtype", ()),
-    f"{_ROLLOUT}.expert_parallel_size": Unsupported(
-        "expert parallelism is not in this version", same_as_ours=(1,)
-    ),
+    f"{_ROLLOUT}.expert_parallel_size": Unsupported("expert parallelism is not in this version", same_as_ours=(1,)),
     f"{_ROLLOUT}.log_prob_micro_batch_size": _MICRO,
     f"{_ROLLOUT}.log_prob_use_dynamic_bsz": _DYNAMIC,
     f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": _DYNAMIC,
@@ -222,9 +204,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "data.truncation": Unsupported(
         "a prompt over data.max_prompt_length is an error, never cut", same_as_ours=("error",)
     ),
-    "data.filter_overlong_prompts": Unsupported(
-        "long prompts are an error and never dropped", same_as_ours=(False,)
-    ),
+    "data.filter_overlong_prompts": Unsupported("long prompts are an error and never dropped", same_as_ours=(False,)),
     "data.return_raw_chat": Unsupported(
         "prompts go through the tokenizer's chat template by themselves", same_as_ours=(False,)
     ),
@@ -264,13 +244,9 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "trainer.validation_data_dir": Unsupported(
         "samples are written to the run directory's samples/", same_as_ours=(None,)
     ),
-    "trainer.default_hdfs_dir": Unsupported(
-        "checkpoints go to a local or shared folder", same_as_ours=(None,)
-    ),
+    "trainer.default_hdfs_dir": Unsupported("checkpoints go to a local or shared folder", same_as_ours=(None,)),
     "trainer.del_local_ckpt_after_load": Unsupported("checkpoints are never removed", same_as_ours=(False,)),
-    "trainer.remove_previous_ckpt_in_save": Unsupported(
-        "checkpoints are never removed", same_as_ours=(False,)
-    ),
+    "trainer.remove_previous_ckpt_in_save": Unsupported("checkpoints are never removed", same_as_ours=(False,)),
     "trainer.max_actor_ckpt_to_keep": Unsupported("checkpoints are never removed", same_as_ours=(None,)),
     "trainer.max_critic_ckpt_to_keep": Unsupported("checkpoints are never removed", same_as_ours=(None,)),
     "trainer.esi_redundant_time": Unsupported("is not in this version", same_as_ours=(0,)),

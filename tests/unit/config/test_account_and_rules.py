@@ -70,9 +70,7 @@ def test_the_articles_separate_async_settings() -> None:
 def test_replicas_halve_when_tp_doubles(tp: int) -> None:
     for given_settings, mode in ((COLOCATE, "colocate"), (SEPARATE_ASYNC, "separate-async")):
         settings = tuple(text for text in given_settings if "tensor_model" not in text)
-        once = _account(
-            (*settings, f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}"), mode
-        ).replicas
+        once = _account((*settings, f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}"), mode).replicas
         if (once or 0) > 1:
             twice = _account(
                 (*settings, f"actor_rollout_ref.rollout.tensor_model_parallel_size={2 * tp}"), mode
@@ -221,9 +219,7 @@ def test_p96_the_rules_hold_under_python_o_too() -> None:
         ),
     ],
 )
-def test_one_broken_rule_gives_one_violation(
-    overrides: tuple[str, ...], mode: str | None, key: str, part: str
-) -> None:
+def test_one_broken_rule_gives_one_violation(overrides: tuple[str, ...], mode: str | None, key: str, part: str) -> None:
     found = _found(*overrides, mode=mode)
     assert list(found) == [key]
     assert part in found[key].problem
@@ -233,12 +229,8 @@ def test_one_broken_rule_gives_one_violation(
 def test_the_reward_model_has_its_own_pool_in_the_separate_modes() -> None:
     enabled = "reward.reward_model.enable=true"
     own = (enabled, "reward.reward_model.enable_resource_pool=true", "reward.reward_model.nnodes=1")
-    assert list(_found(*SEPARATE_ASYNC, enabled, mode="separate-async")) == [
-        "reward.reward_model.enable_resource_pool"
-    ]
-    assert list(_found(*SEPARATE_ASYNC, *own, mode="separate-async")) == [
-        "reward.reward_model.n_gpus_per_node"
-    ]
+    assert list(_found(*SEPARATE_ASYNC, enabled, mode="separate-async")) == ["reward.reward_model.enable_resource_pool"]
+    assert list(_found(*SEPARATE_ASYNC, *own, mode="separate-async")) == ["reward.reward_model.n_gpus_per_node"]
     sized = (*SEPARATE_ASYNC, *own, "reward.reward_model.n_gpus_per_node=2")
     assert not _found(*sized, mode="separate-async")
     assert _account(sized, "separate-async").gpus == 14

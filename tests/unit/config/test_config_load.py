@@ -97,9 +97,7 @@ def test_values_are_yaml_scalars_and_text_settings_take_them_literally() -> None
 
 
 def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:
-    config = load(
-        None, ["rollout.n=4", "actor.optim.lr=1e-6", "reward.reward_kwargs={a: 1}", "trainer.total_epochs=2"]
-    )
+    config = load(None, ["rollout.n=4", "actor.optim.lr=1e-6", "reward.reward_kwargs={a: 1}", "trainer.total_epochs=2"])
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))
     assert load(path) == config
@@ -276,9 +274,9 @@ def test_all_kinds_of_mistakes_come_in_one_error() -> None:
 
 
 def test_a_rule_over_a_setting_that_could_not_be_read_is_silent() -> None:
-    assert [
-        v.key for v in _violations("data.train_batch_size=x", "actor.ppo_mini_batch_size=7", "rollout.n=2")
-    ] == ["data.train_batch_size"]
+    assert [v.key for v in _violations("data.train_batch_size=x", "actor.ppo_mini_batch_size=7", "rollout.n=2")] == [
+        "data.train_batch_size"
+    ]
 
 
 def test_the_configuration_is_frozen() -> None:
