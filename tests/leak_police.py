@@ -32,7 +32,8 @@ ALLOWED_THREADS = ("Dummy-", "tqdm", "pytest_timeout", "MainThread")
 ALLOWED_COMMANDS = ("torch_shm_manager", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Processes that torch and the standard library keep for the rest of the session."""
 ALLOWED_FILES = ("/dev/urandom", "/dev/random", "/dev/nvidia", "/dev/tty", "/proc/driver/nvidia")
-ALLOWED_TEMPORARY = ("torchinductor_", "pytest-of-")
+ALLOWED_TEMPORARY = ("torchinductor_", "pytest-of-", "rpcrl-logs-")
+"""Caches of torch, folders of pytest, and the logs of workers, which outlive their run on purpose."""
 FOREIGN_THREADS = "ZMQbg"
 """Name under which libzmq runs its own threads: one left over is a context that nobody closed."""
 
