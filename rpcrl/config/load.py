@@ -7,16 +7,17 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from rpcrl.config import keys, rules, yaml_text
 from rpcrl.config.keys import Setting, full_key, short_key
-from rpcrl.config.run import MODES, RunConfig
+from rpcrl.config.run import RunConfig
 from rpcrl.config.type_errors import violations_of
 from rpcrl.config.verl_keys import RENAMED, converted, is_known, unsupported
 from rpcrl.errors import ConfigError, Violation
@@ -29,6 +30,7 @@ _RESUME_MODE = "trainer.resume_mode"
 _RESUME_PATH = "trainer.resume_from_path"
 
 Check = Callable[[RunConfig], Sequence[Violation]]
+_NO_FLAGS: Mapping[str, tuple[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,15 @@ def load(
     mode: str | None = None,
     *,
     also: Sequence[Check] = (),
+    flags: Mapping[str, tuple[str, Any]] = _NO_FLAGS,
 ) -> RunConfig:
     """Return the configuration of a file and overrides; ``mode`` is that of ``--mode``.
 
-    ``also`` are further checks, e.g. those of this machine, whose violations join the others. Raises
-    ConfigError with every mistake: unknown keys, wrong types, broken rules.
+    ``flags`` are further options of the command line: full key → (the option's name, its value). Options win over
+    the file and must agree with the overrides. ``also`` are further checks, e.g. those of this machine, whose
+    violations join the others. Raises ConfigError with every mistake: unknown keys, wrong types, broken rules.
     """
-    loaded = read(path, overrides, mode, also=also)
+    loaded = read(path, overrides, mode, also=also, flags=flags)
     if loaded.violations or loaded.config is None:
         raise ConfigError(loaded.violations)
     return loaded.config
@@ -91,10 +95,14 @@ def read(
     mode: str | None = None,
     *,
     also: Sequence[Check] = (),
+    flags: Mapping[str, tuple[str, Any]] = _NO_FLAGS,
 ) -> Loaded:
     """Do what ``load`` does, but return the mistakes beside what could be read."""
     sources = [_of_file(path), _of_overrides(overrides)]
-    _put_mode(mode, sources[-1])
+    if mode is not None:
+        _take(sources[-1], "trainer.mode", mode, shown="--mode")
+    for key, (option, value) in flags.items():
+        _take(sources[-1], key, value, shown=option)
     merged: dict[str, Any] = {}
     problems: list[Violation] = []
     unread: set[str] = set()
@@ -215,9 +223,9 @@ def _flat(tree: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _take(source: _Source, spelling: str, value: Any) -> None:
-    """Put one given value where it belongs, or say why it belongs nowhere."""
-    key = full_key(spelling)
+def _take(source: _Source, spelling: str, value: Any, *, shown: str = "") -> None:
+    """Put one given value where it belongs, or say why it belongs nowhere; ``shown`` is what the user wrote."""
+    key, spelling = full_key(spelling), shown or spelling
     if key in (_FN_PATH, _FN_NAME, _RESUME_MODE, _RESUME_PATH):
         source.put(key, value, spelling)
         return
@@ -258,20 +266,6 @@ def _no_setting(key: str, value: Any, spelling: str) -> Iterator[Violation]:
         return
     name = short_key(near) if spelling != key or not key.startswith(keys.PREFIX) else near
     yield Violation(key, f"unknown key; did you mean {name}?", (f"write {name}={_shown(value)}",))
-
-
-def _put_mode(mode: str | None, source: _Source) -> None:
-    """Let ``--mode`` set trainer.mode; it wins over the file, and must agree with the overrides."""
-    if mode is None:
-        return
-    wanted = mode.replace("_", "-")
-    if wanted not in MODES:
-        source.unread.add("trainer.mode")
-        source.problems.append(
-            Violation("trainer.mode", f"{mode!r} is not one of {', '.join(MODES)}", ("--mode colocate",))
-        )
-        return
-    source.put("trainer.mode", wanted, "--mode")
 
 
 def _join_reward_function(source: _Source) -> None:

@@ -14,7 +14,7 @@ from rpcrl.config.account import (
     rollout_devices,
     trainer_devices,
 )
-from rpcrl.config.run import RunConfig
+from rpcrl.config.run import BUILT_IN_TASK, RunConfig
 from rpcrl.errors import Violation
 
 __all__ = ["ADV_ESTIMATORS", "BACKENDS", "KL_TYPES", "LOSS_AGG_MODES", "check"]
@@ -365,13 +365,20 @@ def _minus_one_or_positive(config: RunConfig) -> Iterator[Violation]:
             yield Violation(key, f"{value} is neither -1 nor a number from 1 on", (f"set {key}=-1 ({off})",))
 
 
-@_rule("trainer.total_training_steps", "trainer.total_epochs")
+@_rule("trainer.total_training_steps", "trainer.total_epochs", "data.train_files")
 def _the_run_ends(config: RunConfig) -> Iterator[Violation]:
     if config.trainer.total_training_steps is None and config.trainer.total_epochs is None:
         yield Violation(
             "trainer.total_training_steps",
             "neither total_training_steps nor total_epochs is set: the run would have no end",
             ("set trainer.total_training_steps=100", "or set trainer.total_epochs=1"),
+        )
+    elif config.trainer.total_training_steps is None and config.data.train_files in (None, BUILT_IN_TASK):
+        yield Violation(
+            "trainer.total_epochs",
+            f"total_epochs={config.trainer.total_epochs} passes over prompts without end: the built-in task makes as "
+            "many as are asked for",
+            ("set trainer.total_training_steps=100", "or name a file: data.train_files=rows.jsonl"),
         )
 
 
@@ -388,7 +395,7 @@ def _files_and_functions(config: RunConfig) -> Iterator[Violation]:
         ("data.train_files", config.data.train_files),
         ("data.val_files", config.data.val_files),
     ):
-        if path is not None and path != "sort_digits" and not path.endswith(".jsonl"):
+        if path is not None and path != BUILT_IN_TASK and not path.endswith(".jsonl"):
             yield Violation(
                 key,
                 f"{path!r} is neither a .jsonl file nor the built-in task sort_digits",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 __all__ = [
+    "BUILT_IN_TASK",
     "MODES",
     "Actor",
     "ActorRolloutRef",
@@ -276,6 +277,8 @@ class Trainer(Section):
     experiment_name: Text = _setting("run", "Second part of the run directory's name")
     resume: Text = _setting("disable", "disable, auto (the run directory's last checkpoint), or a checkpoint's path")
     log_val_generations: CountOrZero = _setting(4, "Held-out prompts whose responses are written out each evaluation")
+    log_train_generations: CountOrZero = _setting(4, "Training samples that are written out each step")
+    max_actor_ckpt_to_keep: Count | None = _setting(None, "Newest checkpoints that stay; null keeps all")
     threads_per_worker: Count = _setting(1, "CPU threads of one worker process")
     max_staleness: Count = _setting(1, "Async modes: largest age of a sample, weight versions")
     v1: V1 = V1()

@@ -245,10 +245,11 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
         "samples are written to the run directory's samples/", same_as_ours=(None,)
     ),
     "trainer.default_hdfs_dir": Unsupported("checkpoints go to a local or shared folder", same_as_ours=(None,)),
-    "trainer.del_local_ckpt_after_load": Unsupported("checkpoints are never removed", same_as_ours=(False,)),
-    "trainer.remove_previous_ckpt_in_save": Unsupported("checkpoints are never removed", same_as_ours=(False,)),
-    "trainer.max_actor_ckpt_to_keep": Unsupported("checkpoints are never removed", same_as_ours=(None,)),
-    "trainer.max_critic_ckpt_to_keep": Unsupported("checkpoints are never removed", same_as_ours=(None,)),
+    "trainer.del_local_ckpt_after_load": Unsupported("loading removes nothing", same_as_ours=(False,)),
+    "trainer.remove_previous_ckpt_in_save": Unsupported(
+        "a number says how many checkpoints stay", "set trainer.max_actor_ckpt_to_keep=1", (False,)
+    ),
+    "trainer.max_critic_ckpt_to_keep": Unsupported(_CRITIC.why, _CRITIC.remedy, (None,)),
     "trainer.esi_redundant_time": Unsupported("is not in this version", same_as_ours=(0,)),
     "trainer.npu_profile": _OFF,
     "trainer.v1.sync": Unsupported("mode colocate has no settings of its own"),

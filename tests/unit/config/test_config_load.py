@@ -97,14 +97,23 @@ def test_values_are_yaml_scalars_and_text_settings_take_them_literally() -> None
 
 
 def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:
-    config = load(None, ["rollout.n=4", "actor.optim.lr=1e-6", "reward.reward_kwargs={a: 1}", "trainer.total_epochs=2"])
+    config = load(
+        None,
+        [
+            "rollout.n=4",
+            "actor.optim.lr=1e-6",
+            "reward.reward_kwargs={a: 1}",
+            "trainer.total_epochs=2",
+            "data.train_files=a.jsonl",
+        ],
+    )
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))
     assert load(path) == config
 
 
 def test_giving_only_epochs_takes_the_step_count_away() -> None:
-    assert load(None, ["trainer.total_epochs=2"]).trainer.total_training_steps is None
+    assert load(None, ["trainer.total_epochs=2", "data.train_files=a.jsonl"]).trainer.total_training_steps is None
     both = load(None, ["trainer.total_epochs=2", "trainer.total_training_steps=7"]).trainer
     assert (both.total_epochs, both.total_training_steps) == (2, 7)
 
@@ -282,3 +291,15 @@ def test_a_rule_over_a_setting_that_could_not_be_read_is_silent() -> None:
 def test_the_configuration_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load(None).trainer.seed = 3  # type: ignore[misc]
+
+
+def test_options_win_over_the_file_and_must_agree_with_the_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("trainer: {seed: 1, run_dir: a}")
+    flags = {"trainer.seed": ("--seed", 5), "trainer.default_local_dir": ("--run-dir", "b")}
+    trainer = load(path, flags=flags).trainer
+    assert (trainer.seed, trainer.run_dir) == (5, "b")
+    (violation,) = read(None, ["trainer.seed=4"], flags=flags).violations
+    assert "trainer.seed=4 and --seed=5" in violation.problem
+    (violation,) = read(None, mode="collocate").violations
+    assert violation.remedies[0] == "did you mean trainer.mode=colocate?"
