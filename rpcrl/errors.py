@@ -252,7 +252,8 @@ class RemoteError(RpcrlError):
         self.pid = pid
         self.call_id = call_id
         self.causes = tuple(causes)
-        super().__init__(message)
+        # not super(): in Remote<Builtin>Error that is a builtin which may insist on its own arguments
+        Exception.__init__(self, message)
 
     def __str__(self) -> str:
         where = f"rank {self.rank} of group {self.group!r} (pid {self.pid} on {self.host}, call {self.call_id})"

@@ -1,0 +1,208 @@
+"""How do messages travel within one process? Queues with the promises of ``base``, for tests and dry runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from rpcrl.errors import ClosedError, MessageTooLargeError, PeerUnreachableError, TransportError, UsageError
+from rpcrl.transport.addresses import check_identity, split_address
+from rpcrl.transport.base import Frame, Limits
+
+__all__ = ["InprocConnection", "InprocListener"]
+
+_lock = threading.RLock()
+_listeners: dict[str, InprocListener] = {}
+_connections: dict[str, list[InprocConnection]] = {}
+
+
+class _Endpoint:
+    """A queue of received messages, with waking, closing and the guard against forks."""
+
+    def __init__(self, address: str, limits: Limits) -> None:
+        self._name = split_address(address)[1]
+        self._address = address
+        self._limits = limits
+        self._pid = os.getpid()
+        self._closed = False
+        self._woken = False
+        self._inbox: deque[tuple[str, list[Frame]]] = deque()
+        self._waiting: dict[str, int] = {}
+        self._changed = threading.Condition(_lock)
+
+    def wake(self) -> None:
+        """Make a ``receive`` that waits (or the next one) return None soon; safe from any thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f"this {type(self).__name__} belongs to process {self._pid}; it cannot be used after a fork. Start"
+                " processes with the spawn method (multiprocessing.get_context('spawn')) or subprocess"
+            )
+        if self._closed:
+            raise ClosedError(f"this {type(self).__name__} was closed")
+
+    def _copy(self, frames: Sequence[Frame]) -> list[Frame]:
+        if not frames:
+            raise UsageError("a message needs at least one frame")
+        size = sum(memoryview(frame).nbytes for frame in frames)
+        if size > self._limits.max_message_bytes:
+            raise MessageTooLargeError(
+                f"a message of {size} bytes; this connection takes at most {self._limits.max_message_bytes}"
+                " (Limits.max_message_bytes); nothing was sent"
+            )
+        return [bytes(frames[0]), *(bytearray(frame) for frame in frames[1:])]
+
+    def _put(self, sender: str, frames: list[Frame]) -> bool:
+        """Queue a message of ``sender``; False when its share of the queue is full."""
+        if self._waiting.get(sender, 0) >= self._limits.max_queued_messages:
+            return False
+        self._waiting[sender] = self._waiting.get(sender, 0) + 1
+        self._inbox.append((sender, frames))
+        self._changed.notify_all()
+        return True
+
+    def _take(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                self._check_usable()
+                if self._woken:
+                    self._woken = False
+                    return None
+                if self._inbox:
+                    sender, frames = self._inbox.popleft()
+                    self._waiting[sender] -= 1
+                    return sender, frames
+                remaining_s = None if deadline_s is None else deadline_s - time.monotonic()
+                if remaining_s is not None and remaining_s <= 0:
+                    return None
+                self._changed.wait(remaining_s)
+
+
+class InprocListener(_Endpoint):
+    """Listening end; see ``base.Listener``."""
+
+    rejected = 0
+    """Nobody is turned away within a process."""
+
+    def __init__(self, address: str, limits: Limits) -> None:
+        super().__init__(address, limits)
+        self._peers: dict[str, InprocConnection] = {}
+        with _lock:
+            if self._name in _listeners:
+                raise TransportError(f"cannot listen on {address}: it is in use in this process")
+            _listeners[self._name] = self
+            for connection in _connections.get(self._name, []):
+                connection._attach(self)
+
+    @property
+    def address(self) -> str:
+        """Where peers connect."""
+        return self._address
+
+    def send(self, peer: str, frames: Sequence[Frame]) -> None:
+        """Queue one message for ``peer``; see ``base.Listener.send``."""
+        self._check_usable()
+        message = self._copy(frames)
+        with _lock:
+            connection = self._peers.get(peer)
+            if connection is None:
+                raise PeerUnreachableError(f"no peer {peer!r} is connected to {self._address}")
+            if not connection._put("", message):
+                raise PeerUnreachableError(
+                    f"{peer!r} does not read: {self._limits.max_queued_messages} messages wait for it"
+                    " (Limits.max_queued_messages)"
+                )
+
+    def receive(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
+        """Return the next ``(peer, frames)``; None after ``timeout_s`` or after ``wake``."""
+        self._check_usable()
+        return self._take(timeout_s)
+
+    def close(self) -> None:
+        """Close; messages that nobody received are dropped, and peers wait for the next listener of the name."""
+        if os.getpid() != self._pid:
+            return
+        with _lock:
+            if self._closed:
+                return
+            self._closed = True
+            del _listeners[self._name]
+            for connection in self._peers.values():
+                connection._listener = None
+            self._peers.clear()
+            self._changed.notify_all()
+
+
+class InprocConnection(_Endpoint):
+    """Connecting end; see ``base.Connection``."""
+
+    def __init__(self, address: str, identity: str, limits: Limits) -> None:
+        super().__init__(address, limits)
+        check_identity(identity)
+        self._identity = identity
+        self._listener: InprocListener | None = None
+        self._outbox: deque[list[Frame]] = deque()
+        with _lock:
+            _connections.setdefault(self._name, []).append(self)
+            listener = _listeners.get(self._name)
+            if listener is not None:
+                self._attach(listener)
+
+    def _attach(self, listener: InprocListener) -> None:
+        """Become known to a listener, unless another peer of the name is; deliver what was queued meanwhile."""
+        if self._identity in listener._peers:
+            return
+        listener._peers[self._identity] = self
+        self._listener = listener
+        while self._outbox and listener._put(self._identity, self._outbox[0]):
+            self._outbox.popleft()
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Queue one message for the listener; see ``base.Connection.send``."""
+        self._check_usable()
+        message = self._copy(frames)
+        with _lock:
+            if self._listener is not None and not self._outbox:
+                if self._listener._put(self._identity, message):
+                    return
+            elif len(self._outbox) < self._limits.max_queued_messages:
+                self._outbox.append(message)
+                return
+        raise PeerUnreachableError(
+            f"{self._address} does not read or is not there: {self._limits.max_queued_messages} messages wait for it"
+            " (Limits.max_queued_messages)"
+        )
+
+    def receive(self, timeout_s: float | None) -> list[Frame] | None:
+        """Return the next message; None after ``timeout_s`` or after ``wake``."""
+        self._check_usable()
+        taken = self._take(timeout_s)
+        return None if taken is None else taken[1]
+
+    def close(self) -> None:
+        """Close; what was sent stays with the listener."""
+        if os.getpid() != self._pid:
+            return
+        with _lock:
+            if self._closed:
+                return
+            self._closed = True
+            same = _connections[self._name]
+            same.remove(self)
+            if not same:
+                del _connections[self._name]
+            listener = self._listener
+            if listener is not None:
+                del listener._peers[self._identity]
+                for other in same:
+                    if other._identity == self._identity:
+                        other._attach(listener)
+            self._changed.notify_all()

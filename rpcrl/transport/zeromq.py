@@ -1,0 +1,402 @@
+"""How do messages travel over ZeroMQ? A ROUTER that listens, DEALERs that connect, every option set on purpose.
+
+What libzmq does by default and what is done about it: a ROUTER drops messages to unknown peers (MANDATORY: it says
+so); a socket lingers for ever (bounded); frames have no size limit (bounded); a peer with a wrong key retries
+silently for ever (its monitor is watched and the reason told); a socket breaks when a fork uses it (refused here,
+the parent stays whole). Each endpoint has a context of its own, so closing one waits for nobody else.
+
+Over TCP both sides need CURVE keys. A peer is known there from its first message on: only then is its name proven.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from rpcrl.errors import (
+    AuthenticationError,
+    ClosedError,
+    MessageTooLargeError,
+    PeerUnreachableError,
+    TransportError,
+    UsageError,
+)
+from rpcrl.logs import get_logger
+from rpcrl.transport.addresses import check_identity, prepare_ipc_path, split_address
+from rpcrl.transport.base import Allowed, ClientKeys, Frame, KeyPair, Limits
+from rpcrl.transport.keys import ZAP_DOMAIN, ZapThread, require_curve
+
+__all__ = ["ZmqConnection", "ZmqListener"]
+
+_log = get_logger(__name__)
+
+_MAX_RECONNECT_S = 1.0
+_MONITOR_ADDRESS = "inproc://rpcrl-monitor"
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+class _Endpoint:
+    """What both ends share: the socket and its options, waking, waiting, closing, and the guard against forks."""
+
+    def __init__(self, kind: int, limits: Limits, keyed: bool) -> None:
+        self._limits = limits
+        self._pid = os.getpid()
+        self._closed = False
+        self._woken = False
+        self._wake_lock = threading.Lock()
+        self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._socket = self._context.socket(kind)
+        try:
+            _set_options(self._socket, limits)
+            if keyed:
+                require_curve()
+        except BaseException:
+            self._release()
+            raise
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake_fd, zmq.POLLIN)
+
+    def wake(self) -> None:
+        """Make a ``receive`` that waits (or the next one) return None soon; safe from any thread."""
+        with self._wake_lock:
+            if self._closed or self._woken:
+                return
+            self._woken = True
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _take_wake(self) -> bool:
+        if not self._woken:
+            return False
+        with self._wake_lock:
+            os.eventfd_read(self._wake_fd)
+            self._woken = False
+        return True
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f"this {type(self).__name__} belongs to process {self._pid}; it cannot be used after a fork. Start"
+                " processes with the spawn method (multiprocessing.get_context('spawn')) or subprocess"
+            )
+        if self._closed:
+            raise ClosedError(f"this {type(self).__name__} was closed")
+
+    def _views(self, frames: Sequence[Frame]) -> list[memoryview]:
+        """Check a message before its first frame goes out: half a message would glue itself to the next one."""
+        if not frames:
+            raise UsageError("a message needs at least one frame")
+        views = [memoryview(frame).cast("B") if memoryview(frame).nbytes else memoryview(b"") for frame in frames]
+        size = sum(view.nbytes for view in views)
+        if size > self._limits.max_message_bytes:
+            raise MessageTooLargeError(
+                f"a message of {size} bytes; this connection takes at most {self._limits.max_message_bytes}"
+                " (Limits.max_message_bytes); nothing was sent"
+            )
+        return views
+
+    def _send_views(self, views: list[memoryview]) -> None:
+        """Copy the frames into ZeroMQ's queue, so that the caller may change its buffers."""
+        last = len(views) - 1
+        for index, view in enumerate(views):
+            self._socket.send(view, zmq.NOBLOCK | (zmq.SNDMORE if index < last else 0), copy=True)
+
+    def _rest(self, more: bool) -> list[Frame]:
+        """Receive the frames that follow; each is copied once, into memory that the decoder can hand on."""
+        frames: list[Frame] = []
+        while more:
+            frame = self._socket.recv(copy=False)
+            frames.append(bytearray(frame.buffer))
+            more = frame.more
+        return frames
+
+    def close(self) -> None:
+        """Close; waits at most ``Limits.linger_s`` for queued messages. A fork's copy closes nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._release()
+
+    def _release(self) -> None:
+        with self._wake_lock:
+            self._closed = True
+            os.close(self._wake_fd)
+        self._socket.close(linger=_milliseconds(self._limits.linger_s))
+        self._context.term()
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
+
+
+def _set_options(socket: zmq.Socket[Any], limits: Limits) -> None:
+    socket.setsockopt(zmq.SNDHWM, limits.max_queued_messages)
+    socket.setsockopt(zmq.RCVHWM, limits.max_queued_messages)
+    socket.setsockopt(zmq.LINGER, _milliseconds(limits.linger_s))
+    socket.setsockopt(zmq.MAXMSGSIZE, limits.max_message_bytes)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, max(1, _milliseconds(limits.handshake_s)))
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _milliseconds(limits.heartbeat_s))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _milliseconds(limits.heartbeat_timeout_s))
+    socket.setsockopt(zmq.HEARTBEAT_TTL, _milliseconds(limits.heartbeat_timeout_s))
+    socket.setsockopt(zmq.RECONNECT_IVL, max(1, _milliseconds(limits.reconnect_s)))
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, _milliseconds(max(_MAX_RECONNECT_S, limits.reconnect_s)))
+    socket.setsockopt(zmq.BACKLOG, limits.backlog)
+    socket.setsockopt(zmq.SNDTIMEO, 0)
+    socket.setsockopt(zmq.RCVTIMEO, 0)
+    socket.setsockopt(zmq.IMMEDIATE, 0)  # a DEALER queues while it has no connection
+
+
+def _remaining_ms(deadline_s: float | None) -> int:
+    return -1 if deadline_s is None else max(0, round((deadline_s - time.monotonic()) * 1000))
+
+
+class ZmqListener(_Endpoint):
+    """A ROUTER socket on ipc or tcp; see ``base.Listener``."""
+
+    def __init__(self, address: str, limits: Limits, keys: KeyPair | None, allowed: Allowed | None) -> None:
+        scheme, rest = split_address(address)
+        if (scheme == "tcp" or keys is not None) and (keys is None or allowed is None):
+            raise UsageError(f"{address}: a TCP listener needs keys and an allow-list; there is no unprotected TCP")
+        self._path = Path(rest) if scheme == "ipc" else None
+        if self._path is not None:
+            prepare_ipc_path(self._path)
+        super().__init__(zmq.ROUTER, limits, keys is not None)
+        self._zap: ZapThread | None = None
+        self._proven: set[str] | None = None if keys is None else set()
+        self._impostors = 0
+        try:
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+            if "[" in rest:
+                self._socket.setsockopt(zmq.IPV6, 1)
+            if keys is not None and allowed is not None:
+                self._protect(keys, allowed)
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise TransportError(f"cannot listen on {address}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        self._address: str = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+
+    def _protect(self, keys: KeyPair, allowed: Allowed) -> None:
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._zap = ZapThread(self._context, allowed, _monitor(self._context, self._socket, _FAILED))
+
+    @property
+    def address(self) -> str:
+        """Where peers connect, with the real port."""
+        return self._address
+
+    @property
+    def rejected(self) -> int:
+        """Handshakes that failed (wrong key, no key, unlisted key) and messages under a name that is not the key's."""
+        return self._impostors + (self._zap.rejected if self._zap is not None else 0)
+
+    def send(self, peer: str, frames: Sequence[Frame]) -> None:
+        """Queue one message for ``peer``; see ``base.Listener.send``."""
+        self._check_usable()
+        views = self._views(frames)
+        if self._proven is not None and peer not in self._proven:
+            raise PeerUnreachableError(f"no peer {peer!r} is known on {self._address}: no message came from it yet")
+        try:
+            self._socket.send(peer.encode(), zmq.NOBLOCK | zmq.SNDMORE)
+            self._send_views(views)
+        except zmq.Again:
+            raise PeerUnreachableError(
+                f"{peer!r} does not read: {self._limits.max_queued_messages} messages wait for it"
+                " (Limits.max_queued_messages)"
+            ) from None
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise TransportError(f"cannot send to {peer!r}: {error}") from error
+            raise PeerUnreachableError(f"no peer {peer!r} is connected to {self._address}") from None
+
+    def receive(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
+        """Return the next ``(peer, frames)``; None after ``timeout_s`` or after ``wake``."""
+        self._check_usable()
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._take_wake():
+            try:
+                head = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                remaining_ms = _remaining_ms(deadline_s)
+                if remaining_ms == 0 or not self._poller.poll(remaining_ms):
+                    return None
+                continue
+            first = self._socket.recv(copy=False)
+            frames: list[Frame] = [first.bytes, *self._rest(first.more)]
+            peer = self._name(head)
+            if peer is not None:
+                return peer, frames
+        return None
+
+    def _name(self, head: zmq.Frame) -> str | None:
+        """Return who sent a message; None (and counted) when the name is not the one that belongs to the key."""
+        try:
+            peer = head.bytes.decode()
+            if self._proven is None:
+                return peer
+            owner = head.get("User-Id")
+        except (UnicodeDecodeError, zmq.ZMQError):
+            peer, owner = repr(head.bytes[:80]), None
+        if owner == peer and self._proven is not None:
+            self._proven.add(peer)
+            return peer
+        self._impostors += 1
+        if self._proven is not None:
+            self._proven.discard(peer)
+        _log.warning("dropped a message of a peer that calls itself %.80r; its key belongs to %r", peer, owner)
+        return None
+
+    def _release(self) -> None:
+        zap = getattr(self, "_zap", None)
+        if zap is not None:
+            self._socket.disable_monitor()
+        super()._release()
+        if zap is not None:
+            zap.join()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+class ZmqConnection(_Endpoint):
+    """A DEALER socket to one listener on ipc or tcp; see ``base.Connection``."""
+
+    def __init__(self, address: str, identity: str, limits: Limits, keys: ClientKeys | None) -> None:
+        scheme, rest = split_address(address)
+        name = check_identity(identity)
+        if scheme == "tcp" and keys is None:
+            raise UsageError(f"{address}: a TCP connection needs keys; there is no unprotected TCP")
+        super().__init__(zmq.DEALER, limits, keys is not None)
+        self._address = address
+        self._ready = False
+        self._refused = ""
+        self._shaking_since_s: float | None = None
+        try:
+            self._socket.setsockopt(zmq.ROUTING_ID, name)
+            if "[" in rest:
+                self._socket.setsockopt(zmq.IPV6, 1)
+            if keys is not None:
+                self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
+                self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
+                self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server_public.encode())
+            watched = _FAILED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            self._monitor = _monitor(self._context, self._socket, watched)
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise TransportError(f"cannot connect to {address}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the handshake with the listener is done, as far as ``send`` and ``receive`` have seen."""
+        return self._ready
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Queue one message for the listener; see ``base.Connection.send``. Raises AuthenticationError as well."""
+        self._check_usable()
+        views = self._views(frames)
+        if not self._ready:
+            self._watch_handshake()
+        try:
+            self._send_views(views)
+        except zmq.Again:
+            raise PeerUnreachableError(
+                f"{self._address} does not read or is not there: {self._limits.max_queued_messages} messages wait"
+                " for it (Limits.max_queued_messages)"
+            ) from None
+        except zmq.ZMQError as error:
+            raise TransportError(f"cannot send to {self._address}: {error}") from error
+
+    def receive(self, timeout_s: float | None) -> list[Frame] | None:
+        """Return the next message; None after ``timeout_s`` or after ``wake``. Raises AuthenticationError."""
+        self._check_usable()
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._take_wake():
+            try:
+                first = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._watch_handshake()
+                remaining_ms = self._patience_ms(deadline_s)
+                if _remaining_ms(deadline_s) == 0:
+                    return None
+                self._poller.poll(remaining_ms)
+                continue
+            return [first.bytes, *self._rest(first.more)]
+        return None
+
+    def _patience_ms(self, deadline_s: float | None) -> int:
+        """How long to wait: to the caller's deadline, or to the handshake's if that is sooner."""
+        if self._shaking_since_s is None:
+            return _remaining_ms(deadline_s)
+        handshake_ms = _remaining_ms(self._shaking_since_s + self._limits.handshake_s) + 1
+        return handshake_ms if deadline_s is None else min(handshake_ms, _remaining_ms(deadline_s))
+
+    def _watch_handshake(self) -> None:
+        """Read what libzmq tells about the connection; raise when it was refused or its handshake takes too long."""
+        while True:
+            try:
+                event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._note(zmq.Event(int.from_bytes(event[:2], sys.byteorder)), int.from_bytes(event[2:6], sys.byteorder))
+        since_s = self._shaking_since_s
+        if since_s is None or self._ready:
+            return
+        if self._refused or time.monotonic() - since_s >= self._limits.handshake_s:
+            reason = self._refused or (
+                f"no handshake within {self._limits.handshake_s:g} s (Limits.handshake_s): the listener's public key is"
+                " not the one this side was given, or what listens there is not an rpcrl listener with CURVE"
+            )
+            raise AuthenticationError(f"{self._address} did not let this peer in: {reason}")
+
+    def _note(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._ready, self._refused, self._shaking_since_s = True, "", None
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._ready = False
+        elif event in (
+            zmq.EVENT_CONNECTED,
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+        ):
+            self._ready = False
+            if self._shaking_since_s is None:
+                self._shaking_since_s = time.monotonic()
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._ready = False
+            self._shaking_since_s = self._shaking_since_s or time.monotonic()
+            self._refused = f"it refused the key (status {value}): the public key of this peer is not on its allow-list"
+
+    def _release(self) -> None:
+        if getattr(self, "_monitor", None) is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+        super()._release()
+
+
+def _monitor(context: zmq.Context[Any], socket: zmq.Socket[Any], events: int) -> zmq.Socket[Any]:
+    """Return the socket on which libzmq reports about ``socket``. Unbounded: a full one would stop libzmq's thread."""
+    socket.monitor(_MONITOR_ADDRESS, events)
+    monitor: zmq.Socket[Any] = context.socket(zmq.PAIR)
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    monitor.setsockopt(zmq.LINGER, 0)
+    monitor.connect(_MONITOR_ADDRESS)
+    return monitor
