@@ -18,6 +18,7 @@ __all__ = [
     "THREAD_VARIABLES",
     "VISIBLE_DEVICES",
     "WORKER_ID",
+    "drop",
     "get",
     "put",
     "snapshot",
@@ -68,6 +69,12 @@ def get(name: str, default: str | None = None) -> str | None:
 def put(values: Mapping[str, str]) -> None:
     """Set variables of this process."""
     os.environ.update(values)
+
+
+def drop(*names: str) -> None:
+    """Remove variables of this process, so that its children do not inherit them."""
+    for name in names:
+        os.environ.pop(name, None)
 
 
 def snapshot() -> dict[str, str]:

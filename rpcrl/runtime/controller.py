@@ -1,0 +1,326 @@
+"""What does the user's program own? A ``Controller``: the one driver of a run, its agent, its sockets, its groups."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import json
+import os
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rpcrl.errors import ClosedError, DispatchError, RpcrlError, StartError, UsageError, WorkerExit
+from rpcrl.leftovers import create_run_dir, sweep_stale_runs
+from rpcrl.runtime.agent_process import AgentProcess
+from rpcrl.runtime.console import Console
+from rpcrl.runtime.hub import AGENT, Hub, Part
+from rpcrl.runtime.main_module import class_path, describe_main
+from rpcrl.runtime.membership import Group, Member
+from rpcrl.runtime.worker import in_worker
+from rpcrl.topology import ResourcePool
+from rpcrl.transport.base import KeyPair
+from rpcrl.transport.keys import new_key_pair
+from rpcrl.transport.open import listen
+from rpcrl.wire.codec import encode
+from rpcrl.wire.imports import MAIN, ImportPolicy
+from rpcrl.wire.messages import StartWorkers, WorkerStart
+
+if TYPE_CHECKING:
+    from rpcrl.runtime.future import PendingReplies
+
+__all__ = ["Controller", "current_controller"]
+
+WORKER_MODULE = "rpcrl.runtime.worker_main"
+STOP_GRACE_S = 3.0
+"""Between SIGTERM and SIGKILL when a group is closed in order."""
+
+_open: list[Controller] = []
+
+
+def current_controller() -> Controller:
+    """Return the controller that was opened last in this process. Raises UsageError if none is open."""
+    if not _open:
+        raise UsageError(
+            "no controller is open: start worker groups inside `with Controller() as controller:`, or pass controller=…"
+        )
+    return _open[-1]
+
+
+class Controller:
+    """The single driver of a run: starts worker groups, calls them, ends them.
+
+    Use it as a context manager; leaving the block ends every process it has started. One I/O thread owns all sockets;
+    every public method may be called from any thread.
+
+    ``transport``: ``ipc`` (Unix sockets in a private directory) or ``tcp`` (loopback, CURVE with a key per worker).
+    ``log_dir``: where each worker's complete output goes; a directory under the system's temporary one by default.
+    ``console``: ``default`` (rank 0, and warnings of all), ``all`` or ``off``; ``console_sink`` takes the lines.
+    ``allow_imports``: further modules whose functions and classes may travel, beside those of the worker classes.
+    ``start_timeout_s``: bound for a group's processes to start and build their roles.
+
+    Raises UsageError inside a worker process, StartError if the agent does not come up.
+    """
+
+    def __init__(
+        self,
+        *,
+        transport: str = "ipc",
+        log_dir: str | Path | None = None,
+        console: str = "default",
+        console_sink: Callable[[str], None] | None = None,
+        allow_imports: Sequence[str] = (),
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        _refuse_in_worker()
+        if transport not in ("ipc", "tcp"):
+            raise UsageError(f"Controller(transport={transport!r}) must be 'ipc' or 'tcp'")
+        if console not in ("default", "all", "off"):
+            raise UsageError(f"Controller(console={console!r}) must be 'default', 'all' or 'off'")
+        self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+        self.start_timeout_s = start_timeout_s
+        self._owner_pid = os.getpid()
+        self._lock = threading.Lock()
+        self._pools: dict[str, list[str]] = {}
+        self._num_groups = 0
+        self._closed = False
+        self._allow_imports = {"rpcrl", MAIN, *allow_imports}
+        self._keys = new_key_pair() if transport == "tcp" else None
+        self._allowed: dict[str, str] = {}
+        sweep_stale_runs()
+        self._run_dir = create_run_dir(self.run_id)
+        self.log_dir = Path(log_dir) if log_dir is not None else _default_log_dir(self.run_id)
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self._console = Console(console_sink)
+        listener = listen(
+            f"ipc://{self._run_dir}/control.sock" if self._keys is None else "tcp://127.0.0.1:0",
+            keys=self._keys,
+            allowed=None if self._keys is None else self._allowed.get,
+        )
+        self.address = listener.address
+        self.worker_address = listener.address
+        """Where new workers connect: ``address``, unless something is put in between."""
+        self._hub = Hub(listener, self._console)
+        self._agent = self._start_agent(console)
+        _open.append(self)
+        atexit.register(self.close)
+        try:
+            self._hub.agent_ready.result(start_timeout_s)
+        except concurrent.futures.TimeoutError:
+            self._close_now()
+            raise StartError(f"the agent (pid {self._agent.pid}) said nothing within {start_timeout_s} s") from None
+        except BaseException:
+            self._close_now()
+            raise
+
+    def __enter__(self) -> Controller:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def imports(self) -> ImportPolicy:
+        """Which modules' functions and classes may travel in this run."""
+        return ImportPolicy(tuple(sorted(self._allow_imports)))
+
+    def close(self) -> None:
+        """End every group and the agent, in order; returns when all processes are reaped. Idempotent.
+
+        A KeyboardInterrupt in the meantime ends everything at once.
+        """
+        if self._closed or os.getpid() != self._owner_pid:
+            return
+        self._closed = True
+        try:
+            self._hub.post(self._hub.shut_down_agent)
+            self._agent.close(timeout_s=STOP_GRACE_S + 5.0)
+        except BaseException:
+            self._agent.kill()
+            raise
+        finally:
+            self._forget()
+
+    def _close_now(self) -> None:
+        self._closed = True
+        self._agent.kill()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._hub.stop()
+        self._console.close()
+        atexit.unregister(self.close)
+        if self in _open:
+            _open.remove(self)
+
+    # -- for worker groups -------------------------------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        """Raise ClosedError after close, UsageError in a forked child."""
+        if os.getpid() != self._owner_pid:
+            raise UsageError(
+                f"this controller belongs to process {self._owner_pid} and was carried into process {os.getpid()} by a "
+                "fork; its sockets and threads do not work here. Start helper processes by spawn, and call the "
+                "controller from the process that opened it"
+            )
+        if self._closed:
+            raise ClosedError(f"controller {self.run_id} is closed")
+
+    def start_group(
+        self,
+        pool: ResourcePool,
+        roles: Mapping[str, tuple[type, tuple[Any, ...], Mapping[str, Any]]],
+        *,
+        name: str | None,
+        environment: Mapping[str, str],
+    ) -> Group:
+        """Start one group on a pool and wait until every rank has built its roles; see ``WorkerGroup``."""
+        self.check_usable()
+        paths = {role: class_path(kind) for role, (kind, _, _) in roles.items()}
+        self._allow_imports.update(path.partition(":")[0].partition(".")[0] for path in paths.values())
+        welcome = encode(
+            {role: (args, dict(kwargs)) for role, (_, args, kwargs) in roles.items()},
+            path="constructor arguments",
+            imports=self.imports,
+        )
+        name = self._admit(pool, name or "+".join(roles))
+        members = [
+            Member(f"{name}.{seat.rank}-{secrets.token_hex(3)}", secrets.token_hex(8), seat.rank, tuple(roles))
+            for seat in pool.placements()
+        ]
+        start = StartWorkers(
+            group=name,
+            module=WORKER_MODULE,
+            device=pool.device,
+            workers=tuple(
+                WorkerStart(
+                    identity=member.identity,
+                    rank=seat.rank,
+                    world_size=seat.world_size,
+                    node_rank=seat.node_rank,
+                    local_rank=seat.local_rank,
+                    local_world_size=seat.local_world_size,
+                    device_slot=seat.device_slot,
+                    roles=tuple(roles),
+                    bootstrap=self._worker_bootstrap(name, member, paths, pool.device),
+                )
+                for member, seat in zip(members, pool.placements(), strict=True)
+            ),
+            environment=dict(environment),
+        )
+        group = Group(name, members)
+        started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._hub.post(lambda: self._hub.start_group(group, start, welcome, "127.0.0.1", started))
+        try:
+            started.result(self.start_timeout_s)
+        except concurrent.futures.TimeoutError:
+            missing = self._hub.ask(lambda _: group.missing())
+            self.stop_group(pool, name)
+            raise StartError(
+                f"group {name!r} did not start within {self.start_timeout_s} s "
+                f"(Controller(start_timeout_s=…)):\n{missing}"
+            ) from None
+        except BaseException:
+            self.stop_group(pool, name)
+            raise
+        return group
+
+    def stop_group(self, pool: ResourcePool, name: str, grace_s: float = STOP_GRACE_S) -> list[WorkerExit]:
+        """End a group's workers and wait until they are reaped; returns their ends."""
+        closed: concurrent.futures.Future[list[WorkerExit]] = concurrent.futures.Future()
+        if self._closed:
+            return []
+        self._hub.post(lambda: self._hub.stop_group(name, grace_s, closed))
+        bound_s = grace_s + 10.0
+        try:
+            exits = closed.result(bound_s)
+        except concurrent.futures.TimeoutError:
+            missing = self._hub.ask(lambda _: "")
+            raise RpcrlError(f"group {name!r} was not reaped within {bound_s} s of its end{missing}") from None
+        with self._lock:
+            groups = self._pools.get(pool.name, [])
+            if name in groups:
+                groups.remove(name)
+        return exits
+
+    def call(self, group: str, role: str, method: str, parts: Sequence[Part], pending: PendingReplies) -> None:
+        """Send one call; ``pending`` settles with the replies."""
+        self._hub.post(lambda: self._hub.call(group, role, method, parts, pending))
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    def _admit(self, pool: ResourcePool, name: str) -> str:
+        """Book the group on its pool. Raises DispatchError when the pool's devices have no share left."""
+        with self._lock:
+            self._num_groups += 1
+            groups = self._pools.setdefault(pool.name, [])
+            if pool.device is not None and len(groups) >= pool.max_colocate_count:
+                raise DispatchError(
+                    f"pool {pool.name!r} has {len(groups)} groups already ({', '.join(groups)}), and each worker takes "
+                    f"1/{pool.max_colocate_count} of a device (max_colocate_count={pool.max_colocate_count}). Close a "
+                    "group, raise max_colocate_count, or put several roles into one group by a dict of roles"
+                )
+            unique = f"{name}-{self._num_groups}"
+            groups.append(unique)
+            return unique
+
+    def _worker_bootstrap(self, group: str, member: Member, paths: Mapping[str, str], device: str | None) -> bytes:
+        bootstrap = {
+            "identity": member.identity,
+            "incarnation": member.incarnation,
+            "group": group,
+            "address": self.worker_address,
+            "host_address": "127.0.0.1",
+            "device": device,
+            "roles": paths,
+            "main": describe_main(),
+            "allow_imports": sorted(self._allow_imports),
+            "keys": self._new_peer_keys(member.identity),
+        }
+        return json.dumps(bootstrap).encode()
+
+    def _new_peer_keys(self, identity: str) -> dict[str, str] | None:
+        if self._keys is None:
+            return None
+        own: KeyPair = new_key_pair()
+        self._allowed[own.public] = identity
+        return {"public": own.public, "secret": own.secret, "server_public": self._keys.public}
+
+    def _start_agent(self, console: str) -> AgentProcess:
+        return AgentProcess(
+            {
+                "run_id": self.run_id,
+                "run_dir": str(self._run_dir),
+                "log_dir": str(self.log_dir),
+                "address": self.address,
+                "identity": AGENT,
+                "incarnation": secrets.token_hex(8),
+                "node_rank": 0,
+                "driver_pid": os.getpid(),
+                "device": None,
+                "console": console,
+                "keys": self._new_peer_keys(AGENT),
+                "handshake_s": self.start_timeout_s,
+            },
+            on_exit=lambda how: self._hub.post(lambda: self._hub.agent_exited(how)),
+        )
+
+
+def _refuse_in_worker() -> None:
+    if in_worker():
+        raise UsageError(
+            "Controller() was called inside a worker process. A worker loads the driver's script once to find its "
+            "classes, so the script must not start a run at its top level: put the part that runs under\n\n"
+            '    if __name__ == "__main__":\n        main()\n'
+        )
+
+
+def _default_log_dir(run_id: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"rpcrl-logs-{os.getuid()}" / run_id

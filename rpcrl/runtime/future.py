@@ -1,0 +1,153 @@
+"""What does a caller hold while its call runs?
+
+A ``Future`` gathers one reply per rank. The replies stay encoded until somebody asks for the value: decoding and
+collecting happen in the asking thread, never in the controller's I/O thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from rpcrl.errors import CallTimeoutError
+from rpcrl.wire.messages import Encoded
+
+__all__ = ["Future", "PendingReplies", "as_completed"]
+
+T = TypeVar("T")
+
+
+class PendingReplies:
+    """Gathers the replies of one call; filled by the controller's I/O thread, first failure wins."""
+
+    def __init__(self, description: str, ranks: Sequence[int]) -> None:
+        self.description = description
+        self.settled: concurrent.futures.Future[list[Encoded]] = concurrent.futures.Future()
+        self._ranks = tuple(ranks)
+        self._replies: list[Encoded | None] = [None] * len(self._ranks)
+        self._num_missing = len(self._ranks)
+
+    def deliver(self, index: int, reply: Encoded) -> None:
+        """Take the reply of one rank."""
+        if self._replies[index] is None:
+            self._replies[index] = reply
+            self._num_missing -= 1
+        if self._num_missing == 0 and not self.settled.done():
+            self.settled.set_result([reply for reply in self._replies if reply is not None])
+
+    def fail(self, error: BaseException) -> None:
+        """Settle with an error, unless it is settled."""
+        if not self.settled.done():
+            self.settled.set_exception(error)
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        """Ranks that have not replied."""
+        return [rank for rank, reply in zip(self._ranks, self._replies, strict=True) if reply is None]
+
+
+class Future(Generic[T]):
+    """The result of a call that runs: ``result(timeout_s)``, ``done()``, or ``await``."""
+
+    def __init__(
+        self, pending: PendingReplies, finish: Callable[[list[Encoded]], T], *, timeout_s: float | None = None
+    ) -> None:
+        self._pending = pending
+        self._finish = finish
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._finished = False
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else f"waiting for ranks {self._pending.missing_ranks}"
+        return f"<Future of {self._pending.description}: {state}>"
+
+    def done(self) -> bool:
+        """Tell whether ``result`` would return or raise at once."""
+        return self._pending.settled.done()
+
+    def result(self, timeout_s: float | None = None) -> T:
+        """Wait for the value, at most ``timeout_s`` (else the method's own deadline, else without bound).
+
+        Raises what the call raised: RemoteError, WorkerLostError, ReplyDiscardedError, ClosedError; or
+        CallTimeoutError, after which the method may still run and a later ``result`` may succeed.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            replies = self._pending.settled.result(limit_s)
+        except concurrent.futures.TimeoutError:
+            if self._pending.settled.done():
+                raise  # the call itself failed with a timeout of its own
+            raise CallTimeoutError(self._late(limit_s)) from None
+        return self._value_of(replies)
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """Wait as ``result`` does and return the error instead of raising it; None if there is none."""
+        try:
+            self.result(timeout_s)
+        except CallTimeoutError:
+            if not self.done():
+                raise
+            return self._pending.settled.exception() or self._error
+        except Exception as error:
+            return error
+        return None
+
+    def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
+        """Call ``callback(self)`` when the call is settled, in the controller's I/O thread: keep it short."""
+        self._pending.settled.add_done_callback(lambda _: callback(self))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        replies = yield from asyncio.wrap_future(self._shielded()).__await__()
+        return self._value_of(replies)
+
+    def _shielded(self) -> concurrent.futures.Future[list[Encoded]]:
+        """Follow the replies without letting a cancelled awaiter cancel them for everybody else."""
+        follower: concurrent.futures.Future[list[Encoded]] = concurrent.futures.Future()
+
+        def settle(settled: concurrent.futures.Future[list[Encoded]]) -> None:
+            if not follower.set_running_or_notify_cancel():
+                return
+            error = settled.exception()
+            if error is None:
+                follower.set_result(settled.result())
+            else:
+                follower.set_exception(error)
+
+        self._pending.settled.add_done_callback(settle)
+        return follower
+
+    def _value_of(self, replies: list[Encoded]) -> T:
+        with self._lock:
+            if not self._finished:
+                try:
+                    self._value = self._finish(replies)
+                except BaseException as error:
+                    self._error = error
+                self._finished = True
+                replies.clear()  # the value is kept, its encoded form is not
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # T may include None
+
+    def _late(self, limit_s: float | None) -> str:
+        return (
+            f"{self._pending.description}: no reply from ranks {self._pending.missing_ranks} within {limit_s} s; the "
+            "method may still run or have run. The deadline is result(timeout_s=…) or @register(timeout_s=…)"
+        )
+
+
+def as_completed(futures: Iterable[Future[T]], timeout_s: float | None = None) -> Iterator[Future[T]]:
+    """Yield futures as they settle. Raises CallTimeoutError if some have not within ``timeout_s``."""
+    by_settled = {future._pending.settled: future for future in futures}
+    try:
+        for settled in concurrent.futures.as_completed(by_settled, timeout_s):
+            yield by_settled[settled]
+    except concurrent.futures.TimeoutError:
+        late = [future for settled, future in by_settled.items() if not settled.done()]
+        raise CallTimeoutError(f"{len(late)} of {len(by_settled)} calls have no reply within {timeout_s} s") from None

@@ -1,0 +1,148 @@
+"""How does a worker process start? Started by an agent as ``python -m launcher.shim rpcrl.runtime.worker_main``.
+
+It reads its bootstrap from an inherited file descriptor, says hello, waits until every rank of its group is there,
+builds its roles, says that it is ready, and serves calls until it is told to end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rpcrl import env, logs
+from rpcrl.runtime.main_module import load_main
+from rpcrl.runtime.process_group import hold_port
+from rpcrl.runtime.serve import CallServer
+from rpcrl.runtime.worker import WorkerContext, set_context
+from rpcrl.transport.base import ClientKeys, KeyPair
+from rpcrl.transport.open import connect
+from rpcrl.version import __version__
+from rpcrl.wire.codec import decode
+from rpcrl.wire.failures import describe
+from rpcrl.wire.imports import MAIN, ImportPolicy
+from rpcrl.wire.messages import BUILD, Failure, Hello, Ready, Shutdown, Welcome
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run one worker; returns its exit status."""
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides when a run ends
+    bootstrap = _read_bootstrap()
+    context = _make_context(bootstrap)
+    set_context(context)
+    logs.set_up()
+    for entry in bootstrap["main"]["sys_path"]:
+        if entry not in sys.path:
+            sys.path.append(entry)
+    keys = bootstrap["keys"]
+    connection = connect(
+        bootstrap["address"],
+        identity=context.identity,
+        keys=ClientKeys(KeyPair(keys["public"], keys["secret"]), keys["server_public"]) if keys else None,
+    )
+    imports = ImportPolicy(tuple(bootstrap["allow_imports"]))
+    server = CallServer(connection, imports, incarnation=bootstrap["incarnation"])
+    server.start()
+    try:
+        server.post(_hello(context, bootstrap))
+        message = server.next_message()
+        if isinstance(message, Welcome):
+            if not _build(server, context, bootstrap, message, imports):
+                return 1
+            server.post(Ready(context.identity))
+            server.run()
+    finally:
+        server.close()
+    return 0
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _read_bootstrap() -> dict[str, Any]:
+    fd = env.get(env.BOOTSTRAP_FD)
+    if fd is None:
+        raise SystemExit("rpcrl.runtime.worker_main is started by rpcrl's agent, not by hand")
+    env.drop(env.BOOTSTRAP_FD)  # a grandchild is no worker
+    with os.fdopen(int(fd), "rb") as pipe:
+        bootstrap: dict[str, Any] = json.loads(pipe.read())
+    return bootstrap
+
+
+def _make_context(bootstrap: dict[str, Any]) -> WorkerContext:
+    def number(name: str) -> int:
+        return int(env.get(name) or 0)
+
+    rank = number("RANK")
+    return WorkerContext(
+        identity=bootstrap["identity"],
+        group=bootstrap["group"],
+        rank=rank,
+        world_size=number("WORLD_SIZE"),
+        local_rank=number("LOCAL_RANK"),
+        local_world_size=number("LOCAL_WORLD_SIZE"),
+        node_rank=number("NODE_RANK"),
+        device=bootstrap["device"],
+        held_port=hold_port(bootstrap["host_address"]) if rank == 0 else None,
+    )
+
+
+def _hello(context: WorkerContext, bootstrap: dict[str, Any]) -> Hello:
+    held = context.held_port
+    return Hello(
+        kind="worker",
+        identity=context.identity,
+        incarnation=bootstrap["incarnation"],
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        versions={"python": sys.version.split()[0], "rpcrl": __version__},
+        master_port=held.getsockname()[1] if held is not None else None,
+    )
+
+
+def _build(
+    server: CallServer, context: WorkerContext, bootstrap: dict[str, Any], welcome: Welcome, imports: ImportPolicy
+) -> bool:
+    """Build the roles in their order; on failure tell the controller why, and wait to be ended."""
+    env.put(welcome.environment)
+    try:
+        classes = {role: _find_class(path, bootstrap["main"]) for role, path in bootstrap["roles"].items()}
+        arguments = decode(welcome.payload, imports=imports)
+        for role, kind in classes.items():
+            args, kwargs = arguments[role]
+            context.roles[role] = kind(*args, **kwargs)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        server.post(Failure(BUILD, "build", describe(error)))
+        while not isinstance(server.next_message(), Shutdown):
+            pass
+        return False
+    server.add_roles(context.roles)
+    return True
+
+
+def _find_class(path: str, main: dict[str, Any]) -> type:
+    module_name, _, qualname = path.partition(":")
+    if module_name == MAIN and MAIN not in sys.modules:
+        load_main(main)
+    target: Any = sys.modules.get(module_name) or import_module(module_name)
+    for name in qualname.split("."):
+        target = getattr(target, name)
+    kind: type = target
+    return kind
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

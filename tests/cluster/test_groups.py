@@ -1,0 +1,216 @@
+"""Worker groups with real processes, on Unix sockets and on TCP with CURVE."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from rpcrl import ClassWithInitArgs, Controller, DataProto, ResourcePool, WorkerGroup
+from rpcrl.errors import (
+    CallTimeoutError,
+    ClosedError,
+    DispatchError,
+    EncodeError,
+    RemoteError,
+    UnknownMethodError,
+    UsageError,
+)
+from tests.cluster.group_workers import Child, Concurrent, IgnoresSigterm, Toy
+
+pytestmark = pytest.mark.cluster
+
+
+def batch_of(num_rows: int) -> DataProto:
+    return DataProto.from_dict(
+        tensors={"x": torch.arange(num_rows * 2, dtype=torch.float32).reshape(num_rows, 2)},
+        non_tensors={"name": [f"row {row}" for row in range(num_rows)]},
+        meta_info={"step": 3},
+    )
+
+
+def test_every_mode_on_both_transports(controller: Controller):
+    group = WorkerGroup(ResourcePool([3]), Toy, 10, label="hello")
+    assert group.add(1, y=2) == [13, 13, 13]
+    assert group.one_each(["a", "b", "c"]) == [(0, "a"), (1, "b"), (2, "c")]
+    assert group.only_zero(5) == (0, 5)
+    assert group.zero_by_execution([1, 2, 3]) == (0, [1, 2, 3])
+    for num_rows in (1, 2, 3, 4, 7):
+        batch = batch_of(num_rows)
+        doubled = group.double(batch)
+        assert torch.equal(doubled.batch["x"], batch_of(num_rows).batch["x"] * 2)
+        assert list(doubled.non_tensor_batch["name"]) == [f"row {row}" for row in range(num_rows)]
+        assert doubled.meta_info["step"] == 3
+        assert len(batch) == num_rows
+        assert torch.equal(batch.batch["x"], batch_of(num_rows).batch["x"]), "the caller's batch is as it was"
+    sizes = group.sizes(batch_of(10))
+    assert list(sizes.non_tensor_batch["size"]) == [4] * 4 + [3] * 3 + [3] * 3
+    with pytest.raises(DispatchError, match="the padding cannot|padding cannot"):
+        group.shorten(batch_of(4))
+
+
+def test_ranks_environment_and_secrets(controller: Controller):
+    group = WorkerGroup(ResourcePool([2, 1]), Toy, environment={"MY_SETTING": "7"})
+    seats = group.where()
+    assert [seat["rank"] for seat in seats] == [0, 1, 2]
+    assert [(seat["node_rank"], seat["local_rank"], seat["local_world_size"]) for seat in seats] == [
+        (0, 0, 2),
+        (0, 1, 2),
+        (1, 0, 1),
+    ]
+    for seat in seats:
+        variables = seat["environment"]
+        assert seat["threads"] == "1"
+        assert variables["MY_SETTING"] == "7"
+        assert variables["RPCRL_RUN_ID"] == controller.run_id
+        assert variables["MASTER_ADDR"] == "127.0.0.1"
+        assert int(variables["MASTER_PORT"]) > 0
+        assert variables["CUDA_VISIBLE_DEVICES"] == ""
+        secrets = [keys for keys in controller._allowed if any(keys in value for value in variables.values())]
+        assert secrets == []
+        assert not any("secret" in name.lower() for name in variables)
+    assert len({seat["environment"]["MASTER_PORT"] for seat in seats}) == 1
+    with pytest.raises(DispatchError, match="environment may not set RANK"):
+        WorkerGroup(ResourcePool([1]), Toy, environment={"RANK": "0"})
+
+
+def test_the_ranks_meet_in_torch_distributed(ipc: Controller):
+    assert WorkerGroup(ResourcePool([3]), Toy).all_reduce() == [6.0, 6.0, 6.0]
+
+
+def test_submit_await_and_deadlines(ipc: Controller, tmp_path: Path):
+    group = WorkerGroup(ResourcePool([2]), Toy)
+    gate = tmp_path / "gate"
+    future = group.slow_inc(str(gate))
+    assert not future.done()
+    assert "waiting for ranks [0, 1]" in repr(future)
+    with pytest.raises(CallTimeoutError, match=r"no reply from ranks \[0, 1\] within 0.2 s"):
+        future.result(timeout_s=0.2)
+    with pytest.raises(CallTimeoutError, match=r"register\(timeout_s"):
+        group.with_deadline(str(gate))
+    gate.touch()
+    assert future.result(timeout_s=20) == [1, 1]
+    assert group.inc() == [2, 2]
+
+    async def driver() -> list[list[int]]:
+        return await asyncio.gather(group.inc.submit(), group.add.submit(1))
+
+    assert asyncio.run(driver()) == [[3, 3], [1, 1]]
+
+
+def test_arguments_may_change_as_soon_as_submit_returns(ipc: Controller, tmp_path: Path):
+    group = WorkerGroup(ResourcePool([1]), Toy)
+    gate = tmp_path / "gate"
+    blocker = group.slow_inc(str(gate))
+    tensor = torch.ones(300_000)
+    future = group.echo.submit(tensor)
+    tensor.zero_()
+    gate.touch()
+    assert future.result(20)[0].sum() == 300_000
+    assert blocker.result(20) == [1]
+
+
+def test_async_methods_run_side_by_side_and_an_update_waits(ipc: Controller):
+    group = WorkerGroup(ResourcePool([1]), Concurrent)
+    first = group.meet.submit("first")
+    second = group.meet.submit("second")
+    update = group.update.submit()
+    assert first.result(30) == ["first"]
+    assert second.result(30) == ["second"]
+    (events,) = update.result(30)
+    assert events[:2] == ["enter first", "enter second"]
+    assert events[-1] == "update"
+    assert sorted(events[2:4]) == ["leave first", "leave second"]
+
+
+def test_colocated_roles_share_the_process_and_see_each_other(controller: Controller):
+    group = WorkerGroup(
+        ResourcePool([2]), {"actor": ClassWithInitArgs(Child, 1), "actor_rollout": ClassWithInitArgs(Child, value=2)}
+    )
+    views = group.spawn()
+    assert list(views) == ["actor", "actor_rollout"]
+    assert views["actor"].pid() == views["actor_rollout"].pid()
+    assert len(set(views["actor"].pid())) == 2
+    assert views["actor"].neighbour("actor_rollout") == [2, 2]
+    assert views["actor_rollout"].neighbour("actor") == [1, 1]
+    with pytest.raises(UsageError, match="no role 'critic' in this process; here are: actor, actor_rollout"):
+        views["actor"].neighbour("critic")
+    with pytest.raises(UnknownMethodError, match="hosts several roles"):
+        group.pid()
+    views["actor"].close()
+    with pytest.raises(ClosedError):
+        views["actor_rollout"].pid()
+
+
+def test_wrong_calls_are_refused_before_anything_is_sent(ipc: Controller):
+    group = WorkerGroup(ResourcePool([2]), Toy)
+    with pytest.raises(DispatchError, match=r"Toy\.add\(x: int, \*, y: int = 0\)"):
+        group.add(1, z=3)
+    with pytest.raises(UnknownMethodError, match="did you mean where"):
+        group.wher()
+    with pytest.raises(UnknownMethodError, match="not registered: mark it with @register"):
+        group.init_process_group()
+    with pytest.raises(EncodeError, match=r"args\[0\]\[1\]"):
+        group.echo([1, threading.Lock()])
+    with pytest.raises(RemoteError, match="lock"):
+        group.unencodable()
+    assert group.inc() == [1, 1], "the group goes on"
+
+
+def test_a_pool_has_room_for_max_colocate_count_groups(ipc: Controller):
+    pool = ResourcePool([1], max_colocate_count=2)
+    first = WorkerGroup(pool, Toy)
+    with WorkerGroup(pool, Toy), pytest.raises(DispatchError, match="each worker takes 1/2 of a device"):
+        WorkerGroup(pool, Toy)
+    third = WorkerGroup(pool, Toy)
+    assert first.inc() == third.inc() == [1]
+
+
+def test_p22_close_is_synchronous_and_escalates(ipc: Controller):
+    group = WorkerGroup(ResourcePool([2]), IgnoresSigterm)
+    pids = group.pid()
+    exits = group.close(grace_s=0.3)
+    assert sorted(end.pid for end in exits) == sorted(pids)
+    assert {end.signal for end in exits} == {"SIGKILL"}
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert group.close() is exits
+
+
+def test_a_stray_attribute_is_no_remote_call(ipc: Controller):
+    group = WorkerGroup(ResourcePool([1]), Toy)
+    assert not hasattr(group, "nothing_of_the_kind")
+    assert group.add.__name__ == "add"
+
+
+def test_closed_controller_says_so(tmp_path: Path):
+    with Controller(log_dir=tmp_path) as controller:
+        group = WorkerGroup(ResourcePool([1]), Toy)
+    with pytest.raises(ClosedError, match=controller.run_id):
+        group.inc()
+    with pytest.raises(UsageError, match="no controller is open"):
+        WorkerGroup(ResourcePool([1]), Toy)
+
+
+def test_p75_many_groups_start_at_once(ipc: Controller):
+    """Twenty groups that all need a port for their store, started from parallel threads."""
+    results: list[object] = []
+
+    def run(index: int) -> None:
+        try:
+            group = WorkerGroup(ResourcePool([1], name=f"pool {index}"), Toy, index)
+            results.append((index, group.add(0)[0], group.where()[0]["environment"]["MASTER_PORT"]))
+        except BaseException as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=100)
+    assert len(results) == 20
+    assert [entry for entry in results if isinstance(entry, BaseException)] == []
+    assert all(index == value for index, value, _ in results)
+    assert len({port for *_, port in results}) == 20
