@@ -1,1 +1,1 @@
-"""What can be typed on a command line?"""
+"""What does the command ``rpcrl`` do? It reads, checks, shows and starts; everything else is in the packages below."""

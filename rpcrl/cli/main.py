@@ -1,0 +1,55 @@
+"""Which commands does ``rpcrl`` have? Each loads what it needs when it runs: ``rpcrl --help`` loads no torch.
+
+Exit codes: 0 done, 1 the run or a check failed, 2 the command line or the configuration is wrong and nothing was
+started, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import click
+
+from rpcrl.cli.doctor import doctor
+from rpcrl.cli.launch import launch
+from rpcrl.cli.plan import plan
+from rpcrl.errors import ConfigError, RpcrlError
+from rpcrl.version import __version__
+
+__all__ = ["cli", "main"]
+
+EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rpcrl")
+def cli() -> None:
+    """RL post-training of language models: one driver program, worker groups over ZeroMQ, no Ray."""
+
+
+cli.add_command(launch)
+cli.add_command(plan)
+cli.add_command(doctor)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run one command and leave the process with its exit code."""
+    try:
+        code = cli.main(arguments, prog_name="rpcrl", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        code = EXIT_CONFIG
+    except RpcrlError as error:
+        click.echo(f"rpcrl: {error}", err=True)
+        code = EXIT_FAILED
+    except click.Abort:
+        code = EXIT_INTERRUPTED
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

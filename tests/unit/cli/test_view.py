@@ -1,0 +1,101 @@
+"""The view: the same figures on a terminal and in plain lines, and a display that ends with the run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rpcrl.cli.view import RunView, phase_seconds, summary_lines
+from rpcrl.trainer.observer import RunInfo
+
+METRICS = {
+    "critic/score/mean": 0.53125,
+    "timing_s/gen": 0.02,
+    "timing_s/update_actor": 0.07,
+    "timing_s/step": 0.1,
+    "perf/total_num_tokens": 250.0,
+}
+SUMMARY: dict[str, object] = {
+    "mode": "colocate",
+    "steps": 3,
+    "wall_s": 12.5,
+    "phases_s": {"gen": 1.0, "update_actor": 3.0},
+    "heldout_accuracy": {"start": 0.488, "end": 0.984},
+    "weight_syncs": 3,
+    "tokens": 75000,
+    "peak_rss_bytes": {"driver": 400 * 2**20, "actor": 500 * 2**20},
+}
+
+
+def _watch(view: RunView, run_dir: Path, steps: int = 3) -> None:
+    with view:
+        view.on_status("starting 2 workers")
+        view.on_start(RunInfo("colocate", run_dir, 0, steps, {"actor": 2, "reward": 1}))
+        view.on_validate(0, {"heldout/accuracy": 0.488})
+        for step in range(1, steps + 1):
+            view.on_phase(step, "gen")
+            view.on_step(step, METRICS)
+        view.on_validate(steps, {"heldout/accuracy": 0.984})
+        view.on_end(SUMMARY)
+
+
+def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
+    out = io.StringIO()
+    (tmp_path / "hf").mkdir()
+    _watch(RunView(Console(file=out, width=40)), tmp_path)
+    text = out.getvalue()
+    assert "\x1b" not in text
+    line = "step 2/3  reward 0.531  held-out 0.488  2,500 tokens/s  0.100 s/step  (gen 0.020 s  update_actor 0.070 s)\n"
+    assert line in text
+    assert "held-out accuracy 0.488 before training\n" in text
+    assert "held-out accuracy  0.488 -> 0.984   (prompts that training never saw)\n" in text
+    assert "time by phase      gen 1.000 s (25%), update_actor 3.000 s (75%)\n" in text
+    assert f"model              {tmp_path / 'hf'}" in text
+
+
+@pytest.mark.parametrize(("steps", "lines"), [(3, 3), (100, 21), (1000, 21)])
+def test_plain_lines_stay_few(tmp_path: Path, steps: int, lines: int) -> None:
+    out = io.StringIO()
+    _watch(RunView(Console(file=out, width=200)), tmp_path, steps)
+    assert sum(line.startswith("step ") for line in out.getvalue().splitlines()) == lines
+
+
+def test_on_a_terminal_there_is_a_bar_with_the_same_figures(tmp_path: Path) -> None:
+    out = io.StringIO()
+    _watch(RunView(Console(file=out, width=120, force_terminal=True)), tmp_path)
+    text = out.getvalue()
+    assert "\x1b" in text
+    assert "3/3" in text
+    assert "reward 0.531  held-out 0.984  2,500 tokens/s" in text
+    assert "0.488 -> 0.984" in text
+
+
+def test_the_display_ends_when_the_run_fails(tmp_path: Path) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True)
+    view = RunView(console)
+
+    def run() -> None:
+        with view:
+            view.on_start(RunInfo("colocate", tmp_path, 0, 3))
+            raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError):
+        run()
+    hides, shows = "\x1b[?25l", "\x1b[?25h"
+    assert out.getvalue().count(hides) == out.getvalue().count(shows) == 1
+    with console.capture() as captured:
+        view.worker_line("[actor 0] text with [brackets]\n")
+    assert captured.get() == "[actor 0] text with [brackets]\n"
+
+
+def test_the_whole_step_is_no_phase() -> None:
+    assert phase_seconds(METRICS) == {"gen": 0.02, "update_actor": 0.07}
+
+
+def test_a_summary_without_held_out_prompts_has_no_accuracy() -> None:
+    lines = summary_lines({**SUMMARY, "heldout_accuracy": {"start": None, "end": None}}, None)
+    assert not any(line.startswith("held-out") for line in lines)
