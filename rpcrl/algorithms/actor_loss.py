@@ -10,6 +10,7 @@ from torch import Tensor
 from rpcrl.algorithms.aggregate import BatchCounts, agg_loss
 from rpcrl.algorithms.kl import kl_penalty
 from rpcrl.algorithms.losses import PolicyLossSettings, get_policy_loss
+from rpcrl.errors import BatchError
 
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
@@ -41,6 +42,8 @@ class ActorLoss:
     def __call__(self, log_prob: Tensor, entropy: Tensor, batch: DataProto) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the micro-batch's share of loss and metrics; ``log_prob`` and ``entropy`` are ``[n, R]``."""
         columns = batch.batch
+        if columns is None:
+            raise BatchError("the actor's loss needs a batch with tensor columns, this one has none")
         mask = columns["response_mask"]
         counts = BatchCounts.from_meta_info(batch.meta_info)
         loss, metrics = get_policy_loss(self.loss_mode)(

@@ -1,1 +1,1 @@
-"""What trains a model, and what samples from it?"""
+"""What computes: training engines and rollout engines behind the two interfaces of ``rpcrl.engines.base``."""

@@ -1,0 +1,165 @@
+"""How does a local Hugging Face folder become a model and a tokenizer?
+
+Nothing here ever asks a hub: a path that is not a folder of this machine is an error before anything heavy loads.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rpcrl.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "DTYPES",
+    "build_model",
+    "copy_tokenizer",
+    "decoder_layers",
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+    "model_folder",
+    "pad_token_id",
+    "stop_token_ids",
+    "torch_dtype",
+    "use_threads",
+]
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
+NOT_TOKENIZER = ("config.json", "generation_config.json", "model.safetensors.index.json", "README.md", ".gitattributes")
+
+
+def use_threads(count: int) -> None:
+    """Give PyTorch's operators ``count`` threads in this process.
+
+    One is right unless a core is idle for each: OpenMP threads spin while they wait, and two of them beside any
+    other load are ten to eighty times slower than one.
+    """
+    import torch
+
+    if count < 1:
+        raise UsageError(f"threads_per_worker={count} must be 1 or more")
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the dtype of a setting such as ``float32``. Raises UsageError for an unknown one."""
+    import torch
+
+    if name not in DTYPES:
+        raise UsageError(f"actor_rollout_ref.model.dtype={name!r} is not one of {', '.join(DTYPES)}")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def model_folder(path: str | Path) -> Path:
+    """Return ``path`` as a folder with a model in it; imports nothing heavy.
+
+    Raises UsageError when it is no folder here, or has no ``config.json`` or no weights.
+    """
+    folder = Path(path).expanduser()
+    setting = f"actor_rollout_ref.model.path={str(path)!r}"
+    if not folder.is_dir():
+        raise UsageError(
+            f"{setting}: no such folder on this machine. rpcrl loads models from local Hugging Face folders only; "
+            "download or convert the model first and give the folder"
+        )
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{setting}: the folder has no config.json, so it is not a Hugging Face model folder")
+    if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_PATTERNS):
+        raise UsageError(f"{setting}: the folder has no weights ({' or '.join(WEIGHT_PATTERNS)})")
+    return folder
+
+
+def load_config(path: str | Path) -> Any:
+    """Return the Transformers configuration of a model folder."""
+    folder = model_folder(path)
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, local_files_only=True)
+
+
+def build_model(config: Any, *, dtype: torch.dtype) -> Any:
+    """Return a causal LM of ``config`` in evaluation mode; its weights are arbitrary."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def load_model(path: str | Path, *, dtype: torch.dtype) -> Any:
+    """Return the causal LM of a model folder, on the CPU, in evaluation mode (dropout stays off)."""
+    folder = model_folder(path)
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    bar_was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+    finally:
+        if bar_was_on:
+            logging.enable_progress_bar()
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """Return the tokenizer of a model folder, set to pad on the left.
+
+    Raises UsageError when the folder has none.
+    """
+    folder = model_folder(path)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
+        raise UsageError(f"actor_rollout_ref.model.path={str(path)!r}: the folder has no tokenizer.json")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _token_ids(folder: Path, key: str) -> list[int]:
+    """Return a token id setting of the folder: of generation_config.json if it is there, else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        value = json.loads(file.read_text(encoding="utf-8")).get(key) if file.is_file() else None
+        if value is not None:
+            return [int(item) for item in value] if isinstance(value, list) else [int(value)]
+    return []
+
+
+def stop_token_ids(path: str | Path, tokenizer: Any = None) -> frozenset[int]:
+    """Return every id that ends a response: of the generation configuration and, if given, the tokenizer."""
+    ids = set(_token_ids(model_folder(path), "eos_token_id"))
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ids.add(int(tokenizer.eos_token_id))
+    return frozenset(ids)
+
+
+def pad_token_id(path: str | Path, tokenizer: Any = None) -> int:
+    """Return the id that fills responses up: the tokenizer's or the configuration's, else a stop id, else 0."""
+    if tokenizer is not None and tokenizer.pad_token_id is not None:
+        return int(tokenizer.pad_token_id)
+    folder = model_folder(path)
+    return next(iter(_token_ids(folder, "pad_token_id") or sorted(stop_token_ids(folder)) or [0]))
+
+
+def decoder_layers(model: Any) -> list[Any]:
+    """Return the repeated blocks of a Transformers model, in order; empty when it names none."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def copy_tokenizer(source: str | Path, target: Path) -> None:
+    """Copy what belongs to the tokenizer (all small files but weights and model configuration)."""
+    for file in sorted(model_folder(source).iterdir()):
+        is_text = file.suffix in (".json", ".txt", ".jinja", ".model")
+        if file.is_file() and is_text and file.name not in NOT_TOKENIZER:
+            shutil.copyfile(file, target / file.name)

@@ -1,0 +1,83 @@
+"""How is a model spread over the dp ranks, and what do they agree on?
+
+FSDP2 (``fully_shard``) over the worker's default process group. A world of one needs no process group and shards
+nothing; everything else is the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rpcrl.engines.hf_model import decoder_layers
+
+__all__ = ["SHARD_LAYERS_ABOVE", "DataParallel"]
+
+SHARD_LAYERS_ABOVE = 50_000_000
+"""Number of parameters above which every decoder layer is its own unit of sharding.
+
+Below it the whole model is one unit: a gather per layer costs more than the memory of a small model is worth.
+"""
+
+
+class DataParallel:
+    """The dp ranks that train one model together."""
+
+    def __init__(self, device: torch.device) -> None:
+        active = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if active else 0
+        self.size = dist.get_world_size() if active else 1
+        self.device = device
+
+    def shard(self, model: Any) -> None:
+        """Shard a model's parameters in place over the ranks."""
+        if self.size == 1:
+            return
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.size,), mesh_dim_names=("dp",))
+        if sum(parameter.numel() for parameter in model.parameters()) > SHARD_LAYERS_ABOVE:
+            for layer in decoder_layers(model):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+    def reduce_gradients(self, model: Any, wanted: bool) -> None:
+        """Say whether the next backward pass adds up gradients over the ranks (the last micro-batch) or not."""
+        if self.size > 1:
+            model.set_requires_gradient_sync(wanted)
+            model.set_reshard_after_backward(wanted)
+
+    def reshard(self, model: Any) -> None:
+        """Free the full parameters that a forward pass without backward has left."""
+        if self.size > 1:
+            for module in model.modules():
+                reshard = getattr(module, "reshard", None)
+                if reshard is not None:
+                    reshard()
+
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Return every rank's ``values``, in rank order (collective)."""
+        mine = torch.tensor(list(values), dtype=torch.int64, device=self.device)
+        if self.size == 1:
+            return [mine.tolist()]
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyone, mine)
+        return [other.tolist() for other in everyone]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over the ranks (collective)."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    @staticmethod
+    def full(tensor: Tensor) -> Tensor:
+        """Return a whole parameter on every rank (collective if it is sharded)."""
+        gather = getattr(tensor, "full_tensor", None)
+        whole: Tensor = tensor.detach() if gather is None else gather()
+        return whole.detach()
