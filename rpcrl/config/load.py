@@ -38,7 +38,8 @@ class Loaded:
     """What was read, with everything that is wrong with it."""
 
     config: RunConfig | None
-    """None when a key or a value could not be read; a configuration that only breaks rules is here."""
+    """None when a key is unknown or a value could not be read; one that breaks rules, or has keys of verl's that
+    rpcrl does not have, is here."""
     violations: tuple[Violation, ...]
 
 
@@ -49,6 +50,8 @@ class _Source:
     values: dict[str, Any] = field(default_factory=dict)
     spellings: dict[str, str] = field(default_factory=dict)
     problems: list[Violation] = field(default_factory=list)
+    refused: list[Violation] = field(default_factory=list)
+    """Keys of verl's without a setting here: they change no setting, so the others can be read."""
     unread: set[str] = field(default_factory=set)
 
     def put(self, key: str, value: Any, spelling: str) -> None:
@@ -105,12 +108,14 @@ def read(
         _take(sources[-1], key, value, shown=option)
     merged: dict[str, Any] = {}
     problems: list[Violation] = []
+    refused: list[Violation] = []
     unread: set[str] = set()
     for source in sources:
         _join_reward_function(source)
         _join_resume(source)
         merged.update(source.values)
         problems.extend(source.problems)
+        refused.extend(source.refused)
         unread.update(source.unread)
     if merged.get("trainer.total_epochs") is not None and "trainer.total_training_steps" not in merged:
         merged["trainer.total_training_steps"] = None
@@ -118,6 +123,7 @@ def read(
     problems.extend(mistyped)
     unread.update(violation.key for violation in mistyped)
     readable = not problems
+    problems.extend(refused)
     problems.extend(rules.check(config, unread=unread))
     for check in also:
         problems.extend(violation for violation in check(config) if violation.key not in unread)
@@ -239,33 +245,38 @@ def _take(source: _Source, spelling: str, value: Any, *, shown: str = "") -> Non
     if key in keys.settings():
         source.put(key, value, spelling)
         return
-    source.problems.extend(_no_setting(key, value, spelling))
-
-
-def _no_setting(key: str, value: Any, spelling: str) -> Iterator[Violation]:
     if is_known(key):
-        entry = unsupported(key, value)
-        if entry is not None:
-            remedies = [entry.remedy]
-            if entry.same_as_ours:
-                same = " or ".join(_shown(same) for same in entry.same_as_ours)
-                remedies.append(f"or give what rpcrl does: {spelling}={same}")
-            yield Violation(key, f"{spelling}={_shown(value)} is verl's, and {entry.why}", tuple(remedies))
+        source.refused.extend(_refusal(key, value, spelling))
+    else:
+        source.problems.append(_no_setting(key, value, spelling))
+
+
+def _refusal(key: str, value: Any, spelling: str) -> Iterator[Violation]:
+    entry = unsupported(key, value)
+    if entry is None:
         return
+    remedies = [entry.remedy]
+    if entry.same_as_ours:
+        same = " or ".join(_shown(same) for same in entry.same_as_ours)
+        remedies.append(f"or give what rpcrl does: {spelling}={same}")
+    yield Violation(
+        key, f"a key of verl's without a setting here (given: {_shown(value)}): {entry.why}", tuple(remedies)
+    )
+
+
+def _no_setting(key: str, value: Any, spelling: str) -> Violation:
     if keys.is_section(key):
         inside = [name for name in keys.settings() if name.startswith(f"{key}.")]
-        yield Violation(
+        return Violation(
             key,
             f"is a section with {len(inside)} settings, not a setting; it cannot be {_shown(value)}",
             (f"set one of them, e.g. {short_key(inside[0])}",),
         )
-        return
     near = keys.nearest(key, tuple(RENAMED))
     if near is None:
-        yield Violation(key, "unknown key", ("`rpcrl plan --keys` lists every key",))
-        return
+        return Violation(key, "unknown key", ("`rpcrl plan --keys` lists every key",))
     name = short_key(near) if spelling != key or not key.startswith(keys.PREFIX) else near
-    yield Violation(key, f"unknown key; did you mean {name}?", (f"write {name}={_shown(value)}",))
+    return Violation(key, f"unknown key; did you mean {name}?", (f"write {name}={_shown(value)}",))
 
 
 def _join_reward_function(source: _Source) -> None:

@@ -382,6 +382,16 @@ def _the_run_ends(config: RunConfig) -> Iterator[Violation]:
         )
 
 
+@_rule("trainer.resume", "trainer.default_local_dir")
+def _resumed_run_is_named(config: RunConfig) -> Iterator[Violation]:
+    if config.trainer.resume == "auto" and config.trainer.default_local_dir is None:
+        yield Violation(
+            "trainer.resume",
+            "auto goes on with the run in the run directory, and no run directory is named",
+            ("name it: --run-dir DIR (trainer.default_local_dir)", "or name the checkpoint: --resume PATH"),
+        )
+
+
 @_rule("reward.fn", "data.train_files", "data.val_files")
 def _files_and_functions(config: RunConfig) -> Iterator[Violation]:
     function = config.reward.fn

@@ -70,7 +70,7 @@ class Unsupported:
 
 _RAY = Unsupported("rpcrl starts its own processes; there is no Ray to configure")
 _VLLM = Unsupported(
-    "belongs to a vLLM or SGLang rollout; the engine of this version is torch, which has no such setting",
+    "it belongs to a vLLM or SGLang rollout; the engine of this version is torch, which has no such setting",
     "leave the key out, and set rollout.name=torch",
 )
 _DYNAMIC = Unsupported(
@@ -83,7 +83,7 @@ _MICRO = Unsupported(
     "use the key with _per_gpu at its end",
     (None,),
 )
-_OFF = Unsupported("is not in this version", "leave the key out, or turn it off", (False, None))
+_OFF = Unsupported("not in this version", "leave the key out, or turn it off", (False, None))
 _CRITIC = Unsupported(
     "this version trains without a critic", "leave the critic out; algorithm.adv_estimator=grpo needs none"
 )
@@ -222,21 +222,21 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "algorithm.kl_ctrl.horizon": Unsupported("the KL weight is fixed", "set algorithm.kl_ctrl.kl_coef"),
     "algorithm.kl_ctrl.target_kl": Unsupported("the KL weight is fixed", "set algorithm.kl_ctrl.kl_coef"),
     "algorithm.use_pf_ppo": _OFF,
-    "algorithm.pf_ppo": Unsupported("is not in this version"),
+    "algorithm.pf_ppo": Unsupported("not in this version"),
     "algorithm.filter_groups": Unsupported("groups without a reward difference are kept in this version"),
     "algorithm.filter_groups.enable": _OFF,
     "algorithm.rollout_correction": Unsupported("the sampler's log-probs are used as they are"),
     "reward.reward_manager": Unsupported("a reward function scores one response", "set reward.fn"),
-    "reward.sandbox_fusion": Unsupported("is not in this version"),
+    "reward.sandbox_fusion": Unsupported("not in this version"),
     "reward.reward_model.rollout": Unsupported("the reward model's engine has no settings in this version"),
-    "reward_model": Unsupported("is not in this version", "see reward.reward_model"),
+    "reward_model": Unsupported("not in this version", "see reward.reward_model"),
     "trainer.logger": Unsupported(
         "metrics go to the console, metrics.jsonl and TensorBoard",
         "leave the key out, or trainer.logger=[console,tensorboard]",
     ),
     "trainer.use_v1": Unsupported("there is one trainer", same_as_ours=(True,)),
     "trainer.use_legacy_worker_impl": Unsupported("there is one trainer", same_as_ours=("disable",)),
-    "trainer.val_only": Unsupported("is a flag of the command", "rpcrl launch --eval-only", (False,)),
+    "trainer.val_only": Unsupported("it is a flag of the command", "rpcrl launch --eval-only", (False,)),
     "trainer.balance_batch": Unsupported("rows are dealt to the ranks in order", same_as_ours=(False,)),
     "trainer.rollout_data_dir": Unsupported(
         "samples are written to the run directory's samples/", same_as_ours=(None,)
@@ -250,7 +250,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
         "a number says how many checkpoints stay", "set trainer.max_actor_ckpt_to_keep=1", (False,)
     ),
     "trainer.max_critic_ckpt_to_keep": Unsupported(_CRITIC.why, _CRITIC.remedy, (None,)),
-    "trainer.esi_redundant_time": Unsupported("is not in this version", same_as_ours=(0,)),
+    "trainer.esi_redundant_time": Unsupported("not in this version", same_as_ours=(0,)),
     "trainer.npu_profile": _OFF,
     "trainer.v1.sync": Unsupported("mode colocate has no settings of its own"),
     "trainer.v1.separate_async.hybrid_rollout": Unsupported(

@@ -209,6 +209,7 @@ def test_p96_the_rules_hold_under_python_o_too() -> None:
         (("trainer.save_freq=0",), None, "trainer.save_freq", "neither -1 nor"),
         (("rollout.top_k=0",), None, "actor_rollout_ref.rollout.top_k", "neither -1 nor"),
         (("trainer.total_training_steps=null",), None, "trainer.total_training_steps", "no end"),
+        (("trainer.resume=auto",), None, "trainer.resume", "no run directory is named"),
         (("trainer.total_epochs=2",), None, "trainer.total_epochs", "without end"),
         (("reward.fn=score",), None, "reward.fn", "names no function"),
         (("data.train_files=a.parquet",), None, "data.train_files", "neither a .jsonl file nor"),

@@ -57,7 +57,7 @@ def test_short_spellings_dotted_keys_and_sections_work_in_yaml(tmp_path: Path) -
     path = tmp_path / "run.yaml"
     path.write_text(
         "rollout: {n: 4}\nactor.optim.lr: 1e-3\nactor_rollout_ref:\n  actor:\n    ppo_mini_batch_size: 4\n"
-        "trainer:\n  experiment_name: off\n  resume: auto\ndata:\n"
+        "trainer:\n  experiment_name: off\ndata:\n"
     )
     config = load(path)
     assert config.actor_rollout_ref.rollout.n == 4
@@ -137,7 +137,7 @@ def test_verls_reward_function_is_ours(prefix: str) -> None:
 
 
 def test_verls_resume_is_ours() -> None:
-    assert load(None, ["trainer.resume_mode=auto"]).trainer.resume == "auto"
+    assert load(None, ["trainer.resume_mode=auto", "trainer.run_dir=runs/a"]).trainer.resume == "auto"
     both = ["trainer.resume_mode=resume_path", "trainer.resume_from_path=ckpt/global_step_3"]
     assert load(None, both).trainer.resume == "ckpt/global_step_3"
     assert "needs the path" in _only("trainer.resume_mode=resume_path").problem
@@ -217,6 +217,8 @@ def test_a_known_verl_key_without_a_setting_has_its_own_message() -> None:
         assert part in violation.problem
         assert "unknown key" not in violation.problem
         assert violation.remedies
+    assert read(None, ["critic.optim.lr=1e-5"]).config == RunConfig()
+    assert read(None, ["rollout.nn=4"]).config is None
 
 
 def test_a_verl_key_that_asks_for_what_rpcrl_does_is_accepted() -> None:
@@ -275,8 +277,8 @@ def test_all_kinds_of_mistakes_come_in_one_error() -> None:
         load(None, overrides)
     assert [violation.key for violation in caught.value.violations] == [
         "actor_rollout_ref.rollout.nn",
-        "critic.a",
         "actor_rollout_ref.actor.optim.lr",
+        "critic.a",
         "data.train_batch_size",
     ]
     assert "4 mistakes; nothing was started" in str(caught.value)

@@ -1,0 +1,83 @@
+"""``rpcrl launch --dry-run`` prints what the launcher would start, and devices that are not there are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rpcrl.cli.main import cli
+from rpcrl.cli.processes import layout, planned
+from rpcrl.config.load import load
+
+
+def _dry_run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["launch", "--dry-run", *arguments])
+
+
+def test_every_process_is_named_with_rank_device_environment_and_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = _dry_run("trainer.n_gpus_per_node=4", "trainer.threads_per_worker=2", "reward.num_workers=2")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    for rank in range(4):
+        assert any(f"trainer.rank{rank} " in line and f"local rank {rank}, device virtual" in line for line in lines)
+    assert sum("reward; node 0" in line and "no device" in line for line in lines) == 2
+    assert any("RANK=3" in line and "WORLD_SIZE=4" in line and "OMP_NUM_THREADS=2" in line for line in lines)
+    assert any("RANK=1" in line and "WORLD_SIZE=2" in line and "OMP_NUM_THREADS=1" in line for line in lines)
+    assert sum("python -m launcher.shim rpcrl.runtime.worker_main" in line for line in lines) == 6
+    assert any("Unix sockets in" in line and "mode 0700" in line for line in lines)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_named_launcher_in_the_current_directory_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "launcher.py").write_text("raise SystemExit('not me')\n")
+    monkeypatch.chdir(tmp_path)
+    assert len(planned(layout(load(None), device="cpu"))["processes"]) == 3
+
+
+def test_files_that_a_real_launch_needs_are_named_but_not_needed() -> None:
+    result = _dry_run("data.train_files=none.jsonl", "model.path=none", "reward.fn=none.py:score")
+    assert result.exit_code == 0
+    assert "before a real launch: data.train_files: no file" in result.stderr
+    assert "before a real launch: actor_rollout_ref.model.path: no folder" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("visible", "counted"),
+    [("", "0 (none;"), ("-1", "0 (none;"), ("7", "1 (7;"), ("GPU-aaaa", "1 (GPU-aaaa;"), ("3,-1,1", "1 (3;")],
+)
+def test_p40_cuda_with_fewer_devices_than_workers_is_refused_with_the_list(
+    visible: str, counted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    result = _dry_run("trainer.device=cuda")
+    assert result.exit_code == 2
+    assert "1 mistake" in result.stderr
+    assert "of 2 workers get no device of their own" in result.stderr
+    assert f"this node has {counted} from CUDA_VISIBLE_DEVICES={visible!r})" in result.stderr
+    assert "set trainer.device=cpu" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [("3,1", ["3", "1"]), ("GPU-aaaa,GPU-bbbb", ["GPU-aaaa", "GPU-bbbb"]), ("7", ["virtual device"] * 2)],
+)
+def test_p40_auto_takes_the_visible_devices_where_there_are_enough(
+    visible: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    result = _dry_run("trainer.device=auto")
+    assert result.exit_code == 0, result.output
+    for rank, device in enumerate(devices):
+        assert f"local rank {rank}, device {device}\n" in result.stdout
+
+
+def test_secrets_of_the_caller_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_do_not_show_me")
+    assert "do_not_show_me" not in _dry_run().output
