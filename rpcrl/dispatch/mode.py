@@ -176,7 +176,8 @@ def custom_mode(functions: Mapping[str, Callable[..., Any]]) -> DispatchMode:
     missing = [key for key in ("dispatch_fn", "collect_fn") if not callable(functions.get(key))]
     if missing:
         raise DispatchError(
-            f"a custom dispatch mode is a dict with the functions dispatch_fn and collect_fn; missing: {', '.join(missing)}"
+            "a custom dispatch mode is a dict with the functions dispatch_fn and collect_fn; missing: "
+            + ", ".join(missing)
         )
     dispatch_fn, collect_fn = functions["dispatch_fn"], functions["collect_fn"]
 

@@ -1,4 +1,4 @@
-"""How does a worker class say what can be called on it? With ``@register``, which only leaves a note on the function."""
+"""How does a worker class say what can be called on it? With ``@register``, which leaves a note on the function."""
 
 from __future__ import annotations
 
@@ -96,6 +96,19 @@ def registered_methods(worker_class: type) -> dict[str, MethodSpec]:
     return found
 
 
+class _Bare(str):
+    """An annotation that was written as text; it shows without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _bare(annotation: Any) -> Any:
+    return _Bare(annotation) if isinstance(annotation, str) else annotation
+
+
 def bind(worker_class: type, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, call: str) -> None:
     """Check arguments against the method's signature. Raises DispatchError with the signature in the text."""
     function = cast("Callable[..., Any]", inspect.getattr_static(worker_class, name))
@@ -103,6 +116,8 @@ def bind(worker_class: type, name: str, args: tuple[Any, ...], kwargs: Mapping[s
     try:
         signature.bind(None, *args, **kwargs)
     except TypeError as error:
-        parameters = list(signature.parameters.values())[1:]
-        shown = str(signature.replace(parameters=parameters))
+        parameters = [
+            parameter.replace(annotation=_bare(parameter.annotation)) for parameter in signature.parameters.values()
+        ]
+        shown = signature.replace(parameters=parameters[1:], return_annotation=_bare(signature.return_annotation))
         raise DispatchError(f"{call}{shown}: {error}; nothing was sent") from None

@@ -48,7 +48,7 @@ def test_every_mode_on_both_transports(controller: Controller):
         assert torch.equal(batch.batch["x"], batch_of(num_rows).batch["x"]), "the caller's batch is as it was"
     sizes = group.sizes(batch_of(10))
     assert list(sizes.non_tensor_batch["size"]) == [4] * 4 + [3] * 3 + [3] * 3
-    with pytest.raises(DispatchError, match="the padding cannot|padding cannot"):
+    with pytest.raises(DispatchError, match="padding cannot be taken off"):
         group.shorten(batch_of(4))
 
 
@@ -136,7 +136,7 @@ def test_colocated_roles_share_the_process_and_see_each_other(controller: Contro
     assert len(set(views["actor"].pid())) == 2
     assert views["actor"].neighbour("actor_rollout") == [2, 2]
     assert views["actor_rollout"].neighbour("actor") == [1, 1]
-    with pytest.raises(UsageError, match="no role 'critic' in this process; here are: actor, actor_rollout"):
+    with pytest.raises(RuntimeError, match="no role 'critic' in this process; here are: actor, actor_rollout"):
         views["actor"].neighbour("critic")
     with pytest.raises(UnknownMethodError, match="hosts several roles"):
         group.pid()

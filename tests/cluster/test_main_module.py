@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parents[2]
 
-SCRIPT = '''
+SCRIPT = """
 from dataclasses import dataclass
 from rpcrl import Controller, Dispatch, ResourcePool, Worker, WorkerGroup, register
 
@@ -39,7 +39,7 @@ def main():
         assert all(type(result) is Job for result in results), results
         print([(result.name, result.size) for result in results])
 
-'''
+"""
 GUARD = 'if __name__ == "__main__":\n    main()\n'
 
 
@@ -83,7 +83,8 @@ def test_under_dash_m(tmp_path: Path, name: str):
     (package / "__init__.py").write_text("")
     (package / "constants.py").write_text("FACTOR = 3\n")
     text = SCRIPT.replace("return 3 * x", "return FACTOR * x")
-    (package / ("tool.py" if "." in name else "__main__.py")).write_text("from .constants import FACTOR\n" + text + GUARD)
+    file = package / ("tool.py" if "." in name else "__main__.py")
+    file.write_text("from .constants import FACTOR\n" + text + GUARD)
     done = run(["-m", name], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "[('a!', 15), ('a!', 15)]" in done.stdout

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parents[2]
 
-DRIVER = '''
+DRIVER = """
 import json, sys
 from rpcrl import Controller, ResourcePool, WorkerGroup
 from tests.cluster.group_workers import Toy
@@ -28,7 +28,8 @@ if __name__ == "__main__":
     with Controller(log_dir=folder + "/logs") as controller:
         group = WorkerGroup(ResourcePool([2]), Toy)
         pids = [seat["pid"] for seat in group.where()] + group.spawn_child()
-        facts = {"pids": [*pids, controller._agent.pid], "run_dir": str(controller._run_dir), "run_id": controller.run_id}
+        pids.append(controller._agent.pid)
+        facts = {"pids": pids, "run_dir": str(controller._run_dir), "run_id": controller.run_id}
         with open(folder + "/facts.tmp", "w") as file:
             json.dump(facts, file)
         import os
@@ -38,7 +39,7 @@ if __name__ == "__main__":
         if how == "exit":
             sys.exit(5)
         group.die(-1, "", folder + "/never")
-'''
+"""
 
 
 def wait_until(condition: Callable[[], bool], within_s: float) -> bool:

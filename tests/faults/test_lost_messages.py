@@ -15,15 +15,17 @@ pytestmark = pytest.mark.cluster
 
 
 def test_p64_a_lost_reply_and_a_lost_call_run_once(tmp_path: Path):
-    with Controller(log_dir=tmp_path / "logs") as controller:
-        with FaultProxy(controller.address, f"ipc://{controller._run_dir}/proxy.sock") as proxy:
-            controller.worker_address = proxy.address
-            group = WorkerGroup(ResourcePool([1]), Toy)
-            replies = proxy.drop(lambda message: isinstance(message, Result), count=1)
-            assert group.inc.submit().result(20) == [1]
-            assert replies.num_matched == 1
-            calls = proxy.drop(lambda message: isinstance(message, Call), count=2)
-            assert group.inc.submit().result(20) == [2]
-            assert calls.num_matched == 2
-            assert group.inc() == [3]
-            group.close()
+    with (
+        Controller(log_dir=tmp_path / "logs") as controller,
+        FaultProxy(controller.address, f"ipc://{controller._run_dir}/proxy.sock") as proxy,
+    ):
+        controller.worker_address = proxy.address
+        group = WorkerGroup(ResourcePool([1]), Toy)
+        replies = proxy.drop(lambda message: isinstance(message, Result), count=1)
+        assert group.inc.submit().result(20) == [1]
+        assert replies.num_matched == 1
+        calls = proxy.drop(lambda message: isinstance(message, Call), count=2)
+        assert group.inc.submit().result(20) == [2]
+        assert calls.num_matched == 2
+        assert group.inc() == [3]
+        group.close()

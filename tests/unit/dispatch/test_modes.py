@@ -79,7 +79,7 @@ def test_zero_rows_split_into_empty_parts():
 
 
 def test_the_error_policy_shows_the_numbers():
-    with pytest.raises(DispatchError, match="cannot split 60 rows into 8 equal parts for r.m.*4 rows are left over"):
+    with pytest.raises(DispatchError, match=r"cannot split 60 rows into 8 equal parts for r\.m.*4 rows are left over"):
         send(Dispatch.DP_COMPUTE_PROTO, 8, Rows(range(60)), call=CallShape("r.m", "error"))
 
 
