@@ -121,6 +121,6 @@ def _address_lines() -> list[str]:
 
     return [
         "bind addresses",
-        f"  control and data   Unix sockets in {run_parent()}/rpcrl-RUN_ID/ (mode 0700); no TCP port",
+        f"  control and data   ipc://{run_parent()}/rpcrl-RUN_ID/control.sock (directory of mode 0700); no TCP port",
         "  torch.distributed  rank 0 of group trainer listens on 127.0.0.1, on a port that it chooses at the start",
     ]

@@ -24,7 +24,7 @@ VERL_ADV_ESTIMATORS = (
     "gae", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "opo",
     "grpo_passk", "gpg", "rloo_vectorized", "grpo_vectorized", "gdpo", "optimal_token_baseline",
 )  # fmt: skip
-LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 """Each also with a trailing ``+``: its value with the gradient of k2."""
 BACKENDS = ("naive", "broadcast", "nccl")

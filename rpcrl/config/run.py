@@ -90,7 +90,7 @@ class Model(Section):
     """The model that is trained and sampled from."""
 
     path: Text | None = _setting(None, "Folder of a Hugging Face checkpoint; null takes the shipped base checkpoint")
-    dtype: Literal["float32", "bfloat16"] = _setting("float32", "Number type of the weights")
+    dtype: Literal["float32", "bfloat16", "float64"] = _setting("float32", "Number type of the weights")
 
 
 class Optim(Section):
