@@ -30,3 +30,20 @@ def test_import_rpcrl_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize("module", ["rpcrl.wire.messages", "rpcrl.transport.base", "rpcrl.topology", "rpcrl.errors"])
 def test_the_plain_modules_load_nothing_heavy(module: str) -> None:
     assert _loaded_after(f"import {module}") == set()
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["rpcrl.wire.codec", "rpcrl.transport.open", "rpcrl.dispatch.mode", "rpcrl.runtime.worker_group", "launcher.agent"],
+)
+def test_the_rpc_core_and_the_launcher_load_no_torch(module: str) -> None:
+    assert not _loaded_after(f"import {module}") & {"torch", "transformers", "tensordict"}
+
+
+def test_rpcrl_help_loads_no_torch() -> None:
+    call = (
+        "sys.argv = ['rpcrl', '--help']\n"
+        "from rpcrl.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
+    )
+    assert not _loaded_after(call) & {"torch", "transformers", "tensordict", "zmq"}
