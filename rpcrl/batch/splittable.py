@@ -46,7 +46,8 @@ def chunk(value: Any, parts: int, *, uneven: bool = False) -> list[Any]:
     if not _is_tensordict(value):
         if not isinstance(value, Splittable):
             raise _not_splittable(value)
-        return list(value.chunk(parts, uneven=uneven))
+        # A user's own type may know equal parts only.
+        return list(value.chunk(parts, uneven=True) if uneven else value.chunk(parts))
     if value.batch_dims < 1:
         raise BatchError("a TensorDict without a batch dimension cannot be cut; give it batch_size=[rows]")
     return [_cut_tensordict(value, start, stop) for start, stop in bounds(len(value), parts, uneven=uneven)]

@@ -5,29 +5,16 @@ DataProto, TensorDict and any class with those three (and slicing, for padding) 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from rpcrl.batch.splittable import chunk, concat, is_splittable
 from rpcrl.errors import DispatchError
 
-__all__ = ["UnevenPolicy", "chunk_all", "concat_all", "is_batch", "unpad_result"]
+__all__ = ["UnevenPolicy", "chunk_all", "concat_all", "unpad_result"]
 
 UnevenPolicy = Literal["pad", "uneven", "error"]
 """What to do when rows do not divide: ``pad`` and take the padding off again, split unevenly, or refuse."""
-
-
-def _is_tensordict(value: object) -> bool:
-    tensordict = sys.modules.get("tensordict")
-    return tensordict is not None and isinstance(value, tensordict.TensorDictBase)
-
-
-def is_batch(value: object) -> bool:
-    """Tell whether ``value`` can be split and put together."""
-    if _is_tensordict(value):
-        return True
-    kind = type(value)
-    return all(hasattr(kind, name) for name in ("__len__", "__getitem__", "chunk", "concat"))
 
 
 def chunk_all(
@@ -38,7 +25,7 @@ def chunk_all(
     Raises DispatchError if a value is not a batch, if lengths differ, or if the policy forbids the remainder.
     """
     for label, value in zip(labels, values, strict=True):
-        if not is_batch(value):
+        if not is_splittable(value):
             raise DispatchError(
                 f"{call} splits batches over ranks: {label} is a {type(value).__name__}, which has no len, chunk and "
                 "concat. Put it into meta_info of the batch, or register the method with Dispatch.ONE_TO_ALL"
@@ -51,7 +38,7 @@ def chunk_all(
         raise DispatchError(f"{call} needs batches of equal length: {listed} rows")
     rest = lengths[0] % num_parts
     if rest == 0:
-        return [_chunk(value, num_parts) for value in values], 0
+        return [chunk(value, num_parts) for value in values], 0
     if policy == "error":
         raise DispatchError(
             f"cannot split {lengths[0]} rows into {num_parts} equal parts for {call} (registered with uneven='error'): "
@@ -59,53 +46,38 @@ def chunk_all(
             "or uneven='uneven'"
         )
     if policy == "uneven":
-        return [_chunk_unevenly(value, num_parts) for value in values], 0
+        return [chunk(value, num_parts, uneven=True) for value in values], 0
     num_padding = num_parts - rest
-    return [_chunk(_pad(value, num_padding), num_parts) for value in values], num_padding
-
-
-def _chunk(batch: Any, num_parts: int) -> list[Any]:
-    size = len(batch) // num_parts
-    if _is_tensordict(batch):
-        return [batch[part * size : (part + 1) * size] for part in range(num_parts)]
-    return list(batch.chunk(num_parts))
-
-
-def _chunk_unevenly(batch: Any, num_parts: int) -> list[Any]:
-    base, more = divmod(len(batch), num_parts)
-    sizes = [base + (part < more) for part in range(num_parts)]
-    starts = [sum(sizes[:part]) for part in range(num_parts)]
-    return [batch[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    return [chunk(_pad(value, num_padding), num_parts) for value in values], num_padding
 
 
 def _pad(batch: Any, num_padding: int) -> Any:
     """Append copies of the first rows, over and over if need be."""
+    from rpcrl.batch.data_proto import DataProto
+    from rpcrl.batch.padding import pad_to_multiple
+
+    if isinstance(batch, DataProto):  # keeps meta_info as it is, which concat would merge
+        return pad_to_multiple(batch, len(batch) + num_padding)[0]
     pieces, left = [batch], num_padding
     while left > 0:
         piece = batch[: min(left, len(batch))]
         pieces.append(piece)
         left -= len(piece)
-    return _concat(pieces)
-
-
-def _concat(parts: list[Any]) -> Any:
-    if _is_tensordict(parts[0]):
-        return sys.modules["torch"].cat(parts, 0)
-    return type(parts[0]).concat(parts)
+    return concat(pieces)
 
 
 def concat_all(outputs: list[Any], *, call: str) -> Any:
     """Put the results of all ranks together in rank order. Raises DispatchError naming the rank that does not fit."""
     first = outputs[0]
     for rank, output in enumerate(outputs):
-        if not is_batch(output) or type(output) is not type(first):
-            expected = type(first).__name__ if is_batch(first) else "a batch"
+        if not is_splittable(output) or type(output) is not type(first):
+            expected = type(first).__name__ if is_splittable(first) else "a batch"
             raise DispatchError(
                 f"{call} must return {expected} on every rank so that the results can be concatenated; rank {rank} "
                 f"returned {type(output).__name__}. To get the list of all results, register the method with "
                 "Dispatch.DP_COMPUTE_METRIC"
             )
-    return _concat(outputs)
+    return concat(outputs)
 
 
 def unpad_result(result: Any, num_padding: int, num_rows: int, *, call: str) -> Any:
@@ -114,7 +86,7 @@ def unpad_result(result: Any, num_padding: int, num_rows: int, *, call: str) -> 
     ``num_rows`` is the padded length that went out. A result of another length is not row by row: then padding
     cannot be told from rows, which is an error and not a guess.
     """
-    if num_padding == 0 or not is_batch(result):
+    if num_padding == 0 or not is_splittable(result):
         return result
     if len(result) != num_rows:
         raise DispatchError(

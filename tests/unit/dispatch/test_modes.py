@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from rpcrl.batch.splittable import bounds
 from rpcrl.dispatch.mode import Arguments, CallShape, Dispatch, DispatchMode, custom_mode
 from rpcrl.dispatch.splitting import unpad_result
 from rpcrl.errors import DispatchError
@@ -12,9 +13,8 @@ from rpcrl.errors import DispatchError
 class Rows(list):
     """The smallest batch: len, slices, chunk and concat."""
 
-    def chunk(self, parts: int) -> list["Rows"]:
-        size = len(self) // parts
-        return [Rows(self[part * size : (part + 1) * size]) for part in range(parts)]
+    def chunk(self, parts: int, *, uneven: bool = False) -> list["Rows"]:
+        return [self[start:stop] for start, stop in bounds(len(self), parts, uneven=uneven)]
 
     @staticmethod
     def concat(parts: list["Rows"]) -> "Rows":
