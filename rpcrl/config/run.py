@@ -70,15 +70,16 @@ class Data(Section):
 
     train_files: Text | None = _setting(
         BUILT_IN_TASK,
-        "Training prompts: a .jsonl path, or 'sort_digits' for the built-in task; null means that too",
+        "Training prompts: a .jsonl path, gsm8k:PATH, or 'sort_digits' for the built-in task; null means that too",
     )
     val_files: Text | None = _setting(
-        None, "Held-out prompts: a .jsonl path; null takes the task's own held-out set, if it has one"
+        None, "Held-out prompts: a .jsonl path or gsm8k:PATH; null takes the task's own held-out set, if it has one"
     )
     train_batch_size: Count = _setting(32, "B, prompts per step")
     val_batch_size: Count | None = _setting(None, "Held-out prompts per generation call; null takes all at once")
     max_prompt_length: Count = _setting(8, "Longest prompt, tokens")
     max_response_length: Count = _setting(8, "Longest response, tokens")
+    filter_overlong_prompts: bool = _setting(False, "Leave out prompts over max_prompt_length; false refuses them")
     prompt_key: Text = _setting("prompt", "Field of a row that holds the prompt")
     shuffle: bool = _setting(True, "Draw training prompts in a seeded random order")
     seed: int | None = _setting(None, "Seed of the prompt order; null takes trainer.seed")

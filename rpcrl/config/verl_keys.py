@@ -201,10 +201,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     f"{_ROLLOUT}.checkpoint_engine.custom_backend_module": Unsupported(
         "the weight sync takes no plug-ins in this version"
     ),
-    "data.truncation": Unsupported(
-        "a prompt over data.max_prompt_length is an error, never cut", same_as_ours=("error",)
-    ),
-    "data.filter_overlong_prompts": Unsupported("long prompts are an error and never dropped", same_as_ours=(False,)),
+    "data.truncation": Unsupported("a prompt over data.max_prompt_length is never cut", same_as_ours=("error",)),
     "data.return_raw_chat": Unsupported(
         "prompts go through the tokenizer's chat template by themselves", same_as_ours=(False,)
     ),

@@ -2,7 +2,8 @@
 
 ``reward.fn=rpcrl.rewards.controls:shuffled reward.reward_kwargs.of=PATH`` pays each response the score of another
 one of the batch. The mean over a batch is the true one, so held-out accuracy still reads right; only the credit is
-random. The default job's policy is destroyed by it (below 0.1 held out), which is what should happen.
+random. The default job's policy is destroyed by it (from 0.50 to 0.13 held out in 100 steps, and its sorting from
+1.00 to 0.27), which is what should happen.
 """
 
 from __future__ import annotations

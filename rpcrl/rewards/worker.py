@@ -62,7 +62,8 @@ class RewardWorker(Worker):
 def _extra_infos(batch: DataProto) -> list[dict[str, Any]]:
     """Return each row's ``extra_info`` as a dict of its own, with the reason why the response ended."""
     columns = batch.non_tensor_batch
-    extra_infos = [dict(info or {}) for info in columns.get("extra_info", [{}] * len(batch))]
+    given = columns["extra_info"].tolist() if "extra_info" in columns else [None] * len(batch)
+    extra_infos: list[dict[str, Any]] = [dict(info or {}) for info in given]
     if _FINISH_REASON in columns:
         for info, reason in zip(extra_infos, columns[_FINISH_REASON].tolist(), strict=True):
             info[_FINISH_REASON] = reason

@@ -16,7 +16,7 @@ BASE_SHA256 = {
     "chat_template.jinja": "defc495c1d8452ca6c2d6a826afec9aa42ceecf622cf69b448cfa73dfcc5f784",
     "config.json": "ecc74826b4eb96a4bb9523eeea5579a3405764252d6f7fc974ea60abbfec1921",
     "generation_config.json": "0d68ec28b55b2b2524942b18ee8be2c27bff7baa1e4024245efff321c6886ea7",
-    "model.safetensors": "5b29e3d9c19b7e89740bf2eedd20d1319fce61f35ce06e8ca60271dc80e357dd",
+    "model.safetensors": "dc3913ebafc0e6a19c60aa72d40c174d2259b3bd009fab0599e82bc62ffa067b",
     "tokenizer.json": "327e2dc9097830a37a291397f471771e2d8d3d71499613ed7ad4c4f7af910ad9",
     "tokenizer_config.json": "0521635bb0b37b618843ce752b96e9119623291e784b981f8997c8cf43abee58",
 }

@@ -21,7 +21,7 @@ from rpcrl.tasks.sort_digits.prompts import MAX_DIGITS, WORDS, Prompt, heldout_p
 
 __all__ = ["BASE_SEED", "build_tokenizer", "greedy_answers", "main", "new_model", "remake_base", "skill_and_accuracy"]
 
-BASE_SEED = 3
+BASE_SEED = 10
 NUM_STEPS = 600
 DEMOS_PER_STEP = 64
 LEARNING_RATE = 5e-3

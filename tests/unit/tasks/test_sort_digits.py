@@ -174,6 +174,7 @@ def test_the_base_sorts_but_does_not_know_the_words() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_remade_base_sorts_too(tmp_path: Path) -> None:
     from rpcrl.tasks.sort_digits.remake_base import remake_base
 
