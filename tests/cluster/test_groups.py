@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from pathlib import Path
 
@@ -192,6 +193,16 @@ def test_closed_controller_says_so(tmp_path: Path):
         group.inc()
     with pytest.raises(UsageError, match="no controller is open"):
         WorkerGroup(ResourcePool([1]), Toy)
+
+
+def test_p75_a_thief_cannot_take_a_groups_port_before_its_store_has_it(ipc: Controller):
+    groups = [WorkerGroup(ResourcePool([2], name=f"pool {index}"), Toy) for index in range(3)]
+    ports = [int(group.where()[0]["environment"]["MASTER_PORT"]) for group in groups]
+    for port in ports:
+        with socket.socket() as thief, pytest.raises(OSError, match="Address already in use"):
+            thief.bind(("127.0.0.1", port))
+    waiting = [group.all_reduce.submit() for group in groups]
+    assert [future.result(60) for future in waiting] == [[3.0, 3.0]] * 3
 
 
 def test_p75_many_groups_start_at_once(ipc: Controller):
