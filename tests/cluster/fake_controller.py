@@ -50,6 +50,7 @@ class FakeController:
         device: str | None = "cpu",
         console: str = "default",
         tell_pid: bool = True,
+        admit: bool = True,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.run_id = uuid.uuid4().hex[:12]
@@ -60,7 +61,7 @@ class FakeController:
         self.closed = False
         own = new_key_pair() if tcp else None
         server = new_key_pair() if tcp else None
-        allowed = {own.public: self.identity} if own else {}
+        allowed = {own.public: self.identity} if own and admit else {}
         self.listener = listen(
             "tcp://127.0.0.1:0" if tcp else f"ipc://{self.run_dir}/c.sock",
             keys=server,

@@ -2,7 +2,7 @@
 
 Steps: ``["print", text]``, ``["fill", bytes, width]``, ``["ignore_sigterm"]``, ``["grandchild", how]``,
 ``["exit", code]``, ``["raise", text]``, ``["segfault"]``, ``["kill_self", signal]``, ``["limit_memory"]``,
-``["report"]``, ``["wait"]``.
+``["report"]``, ``["cuda"]``, ``["wait"]``.
 """
 
 from __future__ import annotations
@@ -47,6 +47,16 @@ def report() -> None:
     print("REPORT " + json.dumps(facts), flush=True)
 
 
+def report_gpus() -> None:
+    """Compute on every visible GPU and print their UUIDs, as one JSON line."""
+    import torch
+
+    indices = range(torch.cuda.device_count())
+    sums = {index: float(torch.ones(8, device=f"cuda:{index}").sum()) for index in indices}
+    seen = [str(torch.cuda.get_device_properties(index).uuid) for index in indices if sums[index] == 8.0]
+    print("CUDA " + json.dumps(seen), flush=True)
+
+
 def main() -> None:
     """Read the steps and do them."""
     with open(int(os.environ["RPCRL_BOOTSTRAP_FD"]), "rb") as file:
@@ -77,6 +87,8 @@ def main() -> None:
             bytearray(1 << 33)
         elif step == "report":
             report()
+        elif step == "cuda":
+            report_gpus()
         elif step == "wait":
             signal.pause()
         else:

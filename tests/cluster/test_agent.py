@@ -202,11 +202,24 @@ def test_a_message_that_is_not_for_agents_is_dropped(tmp_path: Path) -> None:
         controller.until(controller.exits)
 
 
+def test_an_agent_that_is_not_let_in_says_so_and_leaves_nothing(tmp_path: Path, capfd) -> None:
+    controller = FakeController(None, tmp_path, tcp=True, admit=False)
+    try:
+        assert controller.process.wait(timeout=20) == 1
+        assert not controller.run_dir.exists()
+    finally:
+        controller.close()
+    error = capfd.readouterr().err
+    assert "AuthenticationError" in error
+    assert str(controller.bootstrap["keys"]["secret"]) not in error
+
+
 def test_sigterm_ends_an_agent_in_order(tmp_path: Path) -> None:
     with running(tmp_path) as controller:
         controller.start([["wait"]])
         controller.until(controller.started)
         controller.process.terminate()
+        assert controller.process.wait(timeout=20) == 0
         controller.until(controller.exits)
 
 
