@@ -85,13 +85,19 @@ class Harness:
             _fail(f"a listener on {listener.address}, not a real address of {self.scheme}")
         return listener
 
-    def connect(self, address: str, identity: str, *, limits: Limits | None = None) -> Connection:
+    def peer_keys(self, identity: str) -> KeyPair:
+        """Return the keys of a peer; they are on the listener's allow-list."""
+        own = self._peers.setdefault(identity, new_key_pair())
+        self.allowed.add(own.public, identity)
+        return own
+
+    def connect(
+        self, address: str, identity: str, *, limits: Limits | None = None, server_public: str | None = None
+    ) -> Connection:
         """Return a connection under a name that the listener lets in."""
         keys = None
         if self.keys is not None:
-            own = self._peers.setdefault(identity, new_key_pair())
-            self.allowed.add(own.public, identity)
-            keys = ClientKeys(own, self.keys.public)
+            keys = ClientKeys(self.peer_keys(identity), server_public or self.keys.public)
         connection = connect(address, identity=identity, limits=limits or self.limits, keys=keys)
         self.stack.callback(connection.close)
         return connection
