@@ -36,10 +36,10 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def check_identity(identity: str) -> bytes:
-    """Return an identity as bytes. Raises UsageError unless it has 1 to 255 bytes and only printable characters."""
+    """Return an identity as bytes. Raises UsageError unless it has 1 to 200 bytes and only printable characters."""
     data = identity.encode("utf-8", "replace")
-    if not 1 <= len(data) <= 255 or not identity.isprintable():
-        raise UsageError(f"{identity[:80]!r} is no identity: 1 to 255 bytes of printable characters are needed")
+    if not 1 <= len(data) <= 200 or not identity.isprintable():
+        raise UsageError(f"{identity[:80]!r} is no identity: 1 to 200 bytes of printable characters are needed")
     return data
 
 

@@ -11,14 +11,14 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rpcrl.errors import AuthenticationError
+from rpcrl.errors import AuthenticationError, UsageError
 from rpcrl.logs import get_logger
 from rpcrl.transport.base import Allowed, KeyPair
 
 if TYPE_CHECKING:
     import zmq
 
-__all__ = ["AllowList", "ZapThread", "new_key_pair", "require_curve"]
+__all__ = ["AllowList", "ZapThread", "check_key", "new_key_pair", "require_curve"]
 
 _log = get_logger(__name__)
 
@@ -36,6 +36,12 @@ def require_curve() -> None:
             f"the installed libzmq {zmq.zmq_version()} has no CURVE, so TCP connections cannot be protected; install a"
             " pyzmq wheel (they include it), or use ipc:// on one machine"
         )
+
+
+def check_key(what: str, key: str) -> None:
+    """Raise UsageError when ``key`` cannot be one; the text never shows it."""
+    if len(key) != 40 or not key.isascii() or not key.isprintable():
+        raise UsageError(f"the {what} has {len(key)} characters; a CURVE key is 40 characters of Z85 text")
 
 
 def new_key_pair() -> KeyPair:

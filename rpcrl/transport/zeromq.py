@@ -5,12 +5,15 @@ so); a socket lingers for ever (bounded); frames have no size limit (bounded); a
 silently for ever (its monitor is watched and the reason told); a socket breaks when a fork uses it (refused here,
 the parent stays whole). Each endpoint has a context of its own, so closing one waits for nobody else.
 
-Over TCP both sides need CURVE keys. A peer is known there from its first message on: only then is its name proven.
+Over TCP both sides need CURVE keys, and a peer is known from its first message on: only then is its name proven. Its
+route there is its name and a token of its own, so that no other peer of the run can stand in its place: the name alone
+would let a peer that has some key catch messages for one that is away.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import threading
 import time
@@ -31,7 +34,7 @@ from rpcrl.errors import (
 from rpcrl.logs import get_logger
 from rpcrl.transport.addresses import check_identity, prepare_ipc_path, split_address
 from rpcrl.transport.base import Allowed, ClientKeys, Frame, KeyPair, Limits
-from rpcrl.transport.keys import ZAP_DOMAIN, ZapThread, require_curve
+from rpcrl.transport.keys import ZAP_DOMAIN, ZapThread, check_key, require_curve
 
 __all__ = ["ZmqConnection", "ZmqListener"]
 
@@ -169,7 +172,7 @@ class ZmqListener(_Endpoint):
             prepare_ipc_path(self._path)
         super().__init__(zmq.ROUTER, limits, keys is not None)
         self._zap: ZapThread | None = None
-        self._proven: set[str] | None = None if keys is None else set()
+        self._routes: dict[str, bytes] | None = None if keys is None else {}
         self._impostors = 0
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -177,6 +180,8 @@ class ZmqListener(_Endpoint):
             if "[" in rest:
                 self._socket.setsockopt(zmq.IPV6, 1)
             if keys is not None and allowed is not None:
+                check_key("public key", keys.public)
+                check_key("secret key", keys.secret)
                 self._protect(keys, allowed)
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -209,10 +214,11 @@ class ZmqListener(_Endpoint):
         """Queue one message for ``peer``; see ``base.Listener.send``."""
         self._check_usable()
         views = self._views(frames)
-        if self._proven is not None and peer not in self._proven:
+        route = peer.encode() if self._routes is None else self._routes.get(peer)
+        if route is None:
             raise PeerUnreachableError(f"no peer {peer!r} is known on {self._address}: no message came from it yet")
         try:
-            self._socket.send(peer.encode(), zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(route, zmq.NOBLOCK | zmq.SNDMORE)
             self._send_views(views)
         except zmq.Again:
             raise PeerUnreachableError(
@@ -245,19 +251,19 @@ class ZmqListener(_Endpoint):
 
     def _name(self, head: zmq.Frame) -> str | None:
         """Return who sent a message; None (and counted) when the name is not the one that belongs to the key."""
+        route = head.bytes
+        owner: object = None
         try:
-            peer = head.bytes.decode()
-            if self._proven is None:
+            peer = route.partition(b"\0")[0].decode()
+            if self._routes is None:
                 return peer
             owner = head.get("User-Id")
         except (UnicodeDecodeError, zmq.ZMQError):
-            peer, owner = repr(head.bytes[:80]), None
-        if owner == peer and self._proven is not None:
-            self._proven.add(peer)
+            peer = repr(route[:80])
+        if owner == peer and self._routes is not None:
+            self._routes[peer] = route
             return peer
         self._impostors += 1
-        if self._proven is not None:
-            self._proven.discard(peer)
         _log.warning("dropped a message of a peer that calls itself %.80r; its key belongs to %r", peer, owner)
         return None
 
@@ -286,14 +292,18 @@ class ZmqConnection(_Endpoint):
         self._refused = ""
         self._shaking_since_s: float | None = None
         try:
-            self._socket.setsockopt(zmq.ROUTING_ID, name)
+            self._socket.setsockopt(zmq.ROUTING_ID, name if keys is None else name + b"\0" + secrets.token_bytes(16))
             if "[" in rest:
                 self._socket.setsockopt(zmq.IPV6, 1)
             if keys is not None:
+                check_key("public key", keys.own.public)
+                check_key("secret key", keys.own.secret)
+                check_key("listener's public key", keys.server_public)
                 self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
                 self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
                 self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server_public.encode())
-            watched = _FAILED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            watched = _FAILED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            watched |= zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
             self._monitor = _monitor(self._context, self._socket, watched)
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -363,7 +373,7 @@ class ZmqConnection(_Endpoint):
         if self._refused or time.monotonic() - since_s >= self._limits.handshake_s:
             reason = self._refused or (
                 f"no handshake within {self._limits.handshake_s:g} s (Limits.handshake_s): the listener's public key is"
-                " not the one this side was given, or what listens there is not an rpcrl listener with CURVE"
+                " not the one this side was given, what listens there is no rpcrl listener with CURVE, or it is stuck"
             )
             raise AuthenticationError(f"{self._address} did not let this peer in: {reason}")
 
@@ -372,6 +382,8 @@ class ZmqConnection(_Endpoint):
             self._ready, self._refused, self._shaking_since_s = True, "", None
         elif event == zmq.EVENT_DISCONNECTED:
             self._ready = False
+        elif event == zmq.EVENT_CLOSED:  # nobody listens there now: that says nothing about keys
+            self._shaking_since_s = None
         elif event in (
             zmq.EVENT_CONNECTED,
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,

@@ -56,7 +56,7 @@ def _write_array(encoder: Encoder, value: np.ndarray[Any, Any]) -> object:
         try:
             nodes = encoder.sequence(value, flat)
         except Unencodable as error:
-            if array.ndim != 1 and error.parts:  # pragma: no branch
+            if array.ndim != 1:
                 where = np.unravel_index(int(error.parts[-1][1:-1]), array.shape)
                 error.parts[-1] = f"[{', '.join(str(int(index)) for index in where)}]"
             raise

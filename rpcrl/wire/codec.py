@@ -35,9 +35,9 @@ from typing import Any, TypeVar
 import msgpack
 
 from rpcrl.errors import DecodeError, EncodeError
-from rpcrl.wire import containers
 from rpcrl.wire.imports import ImportPolicy
 from rpcrl.wire.messages import Encoded
+from rpcrl.wire.references import write_other
 from rpcrl.wire.tree import WRITERS, Decoder, Encoder, Tag, Unencodable, tagged
 
 __all__ = ["decode", "encode", "register_codec"]
@@ -48,6 +48,8 @@ _SCAN_BYTES = 4096
 """Trees from this size on are walked without building anything before they are read, so that nested headers that
 claim more than there is cannot multiply memory."""
 
+_SHOWN_PARTS = 12
+
 _customs: dict[str, Callable[[Any], object]] = {}
 
 
@@ -57,7 +59,7 @@ def encode(value: object, *, path: str | tuple[str, ...] = "value", imports: Imp
     ``path`` is what errors call the value; a tuple of names is for a tuple or list with as many elements, e.g.
     ``("args", "kwargs")`` gives ``args[1]["x"].field``. Raises EncodeError naming the place, the type and a remedy.
     """
-    encoder = Encoder(imports if imports is not None else ImportPolicy(), containers.write_other)
+    encoder = Encoder(imports if imports is not None else ImportPolicy(), write_other)
     try:
         tree = encoder.node(value)
     except Unencodable as error:
@@ -137,6 +139,8 @@ def _explain(error: Unencodable, path: str | tuple[str, ...]) -> str:
             parts = parts[1:]
     else:
         place = path
+    if len(parts) > _SHOWN_PARTS:
+        parts = [*parts[:_SHOWN_PARTS], "…"]
     text = f"{place}{''.join(parts)} ({error.kind}) cannot be sent: {error.reason}"
     return f"{text}; {error.remedy}" if error.remedy else text
 
@@ -150,6 +154,6 @@ def _big_int(value: Any) -> object:
 
 
 def _scan(tree: bytes) -> None:
-    unpacker = msgpack.Unpacker(max_buffer_size=0, read_size=len(tree))
+    unpacker = msgpack.Unpacker(max_buffer_size=len(tree), read_size=len(tree))
     unpacker.feed(tree)
     unpacker.skip()

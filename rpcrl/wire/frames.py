@@ -54,6 +54,7 @@ class FrameLimits:
 
 
 DEFAULT_LIMITS = FrameLimits()
+_SCAN_BYTES = 4096
 
 Check = Callable[[Any], Any]
 """Turns what msgpack read into a field's value; raises DecodeError."""
@@ -183,18 +184,19 @@ def from_frames(frames: Sequence[Frame], *, limits: FrameLimits = DEFAULT_LIMITS
         raise DecodeError(f"not a valid envelope ({type(error).__name__}: {str(error)[:500]})") from error
 
 
-def _read(envelope: bytes, buffers: tuple[Frame, ...]) -> Message:
-    # Walking before reading keeps nested headers that claim more than there is from multiplying memory. The size
-    # given to the reader bounds every count in it.
+def _reader(envelope: bytes) -> Any:
+    """Return a reader of the envelope; its size bounds every count that the reader believes."""
     size = len(envelope)
     reader = msgpack.Unpacker(
-        max_buffer_size=size,
-        read_size=size,
-        strict_map_key=False,
-        unicode_errors="surrogatepass",
-        timestamp=1,
+        max_buffer_size=size, read_size=size, strict_map_key=False, unicode_errors="surrogatepass", timestamp=1
     )
     reader.feed(envelope)
+    return reader
+
+
+def _read(envelope: bytes, buffers: tuple[Frame, ...]) -> Message:
+    size = len(envelope)
+    reader = _reader(envelope)
     count = reader.read_array_header()
     version = reader.unpack()
     if type(version) is not int or version != PROTOCOL_VERSION:
@@ -209,6 +211,12 @@ def _read(envelope: bytes, buffers: tuple[Frame, ...]) -> Message:
     checks, has_payload = _CHECKS[cls], _HAS_PAYLOAD[cls]
     if count != 2 + len(checks) + has_payload:
         raise DecodeError(f"a {cls.__name__} with {count - 2} fields; it has {len(checks) + has_payload}")
+    if size > _SCAN_BYTES:
+        # Walking before building keeps nested arrays that claim more than there is from multiplying memory.
+        scan = _reader(envelope)
+        scan.read_array_header()
+        for _ in range(2 + len(checks)):
+            scan.skip()
     values = {name: check(reader.unpack()) for name, check in checks}
     end = reader.tell()
     if has_payload:

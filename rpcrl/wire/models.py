@@ -14,7 +14,8 @@ import sys
 from typing import Any
 
 from rpcrl.errors import DecodeError
-from rpcrl.wire.containers import expect, read_class, write_class
+from rpcrl.wire.containers import expect
+from rpcrl.wire.references import read_class, write_class
 from rpcrl.wire.tree import Decoder, Encoder, Tag, Unencodable, reads, tagged, writes
 
 __all__ = ["register_loaded"]

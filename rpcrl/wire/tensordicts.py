@@ -32,7 +32,7 @@ def _write_tensordict(encoder: Encoder, value: TensorDict) -> object:
             # `get` would unwrap Python values, and their batch size would be lost
             nodes[key] = encoder.node(value._get_str(key, None))
         except Unencodable as error:
-            error.parts.append(f"[{key!r}]")
+            error.parts.append(f'["{key}"]')
             raise
     encoder.leave()
     names = list(value.names) if value._has_names() else None

@@ -196,6 +196,12 @@ def _find_writer(cls: type) -> Writer | None:
     return None
 
 
+def _key(key: object) -> str:
+    if type(key) is str:
+        return '["' + key[:80].replace('"', '\\"') + '"]'
+    return f"[{repr(key)[:80]}]"
+
+
 class Encoder:
     """Turns one value into nodes and buffers; used once."""
 
@@ -255,7 +261,7 @@ class Encoder:
             for key, value in values.items():
                 nodes[key] = value if type(value) in PLAIN else self.node(value)
         except Unencodable as error:
-            error.parts.append(f"[{key!r}]")
+            error.parts.append(_key(key))
             raise
         self.leave()
         return nodes
@@ -268,7 +274,7 @@ class Encoder:
                 flat.append(self.node(key))
                 flat.append(self.node(value))
             except Unencodable as error:
-                error.parts.append(f"[{key!r:.80}]")
+                error.parts.append(_key(key))
                 raise
         self.leave()
         return tagged(Tag.PAIRS, flat)
