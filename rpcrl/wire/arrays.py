@@ -98,7 +98,7 @@ def _write_scalar(encoder: Encoder, value: np.generic) -> object:
 @reads(Tag.NUMPY_SCALAR)
 def _read_scalar(decoder: Decoder, node: list[Any]) -> object:
     text, data = expect(node, str, bytes)
-    if text[1:] in ("S0", "U0", "V0") and not data:
+    if text[1:] in ("S0", "U0", "V0"):
         return np.dtype(text).type()
     dtype = _read_type(text)
     if len(data) != dtype.itemsize:

@@ -127,8 +127,11 @@ def _read_jagged(decoder: Decoder, node: list[Any]) -> object:
     if not 1 <= ragged_idx <= values.dim():
         raise DecodeError(f"ragged dimension {ragged_idx} of a jagged tensor with values of shape {values.shape}")
     steps = offsets.diff()
-    if offsets.numel() == 0 or int(offsets[0]) != 0 or bool((steps < 0).any()):
-        raise DecodeError("offsets of a jagged tensor must start at 0 and never fall")
+    # with lengths there may be gaps, before the first row too
+    if offsets.numel() == 0 or int(offsets[0]) < 0 or bool((steps < 0).any()):
+        raise DecodeError("offsets of a jagged tensor must not be negative and never fall")
+    if lengths is None and int(offsets[0]) != 0:
+        raise DecodeError("offsets of a jagged tensor without lengths must start at 0")
     rows = values.shape[ragged_idx - 1]
     if int(offsets[-1]) > rows or (lengths is None and int(offsets[-1]) != rows):
         raise DecodeError(f"offsets of a jagged tensor end at {int(offsets[-1])}; its values have {rows} rows")
