@@ -21,7 +21,7 @@ from rpcrl.algorithms.logits import log_prob_and_entropy
 from rpcrl.engines import shards
 from rpcrl.engines.base import LossFn
 from rpcrl.engines.batches import Sequences, columns, positions
-from rpcrl.engines.hf_model import copy_tokenizer, load_model, model_folder, torch_dtype, use_threads
+from rpcrl.engines.hf_model import copy_tokenizer, load_model, model_folder, quiet, torch_dtype, use_threads
 from rpcrl.engines.sharding import DataParallel
 from rpcrl.errors import BatchError, CheckpointError, UsageError
 
@@ -335,5 +335,6 @@ class FsdpEngine:
                     whole[name] = tensor.cpu()
         if self._dp.rank == 0:
             directory.mkdir(parents=True, exist_ok=True)
-            self._model.save_pretrained(directory, state_dict=whole)
+            with quiet():
+                self._model.save_pretrained(directory, state_dict=whole)
             copy_tokenizer(self._folder, directory)

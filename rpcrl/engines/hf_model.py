@@ -5,8 +5,10 @@ Nothing here ever asks a hub: a path that is not a folder of this machine is an 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ __all__ = [
     "load_tokenizer",
     "model_folder",
     "pad_token_id",
+    "quiet",
     "stop_token_ids",
     "torch_dtype",
     "use_threads",
@@ -78,6 +81,20 @@ def model_folder(path: str | Path) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Transformers' progress bars off the console meanwhile; many processes would write over each other."""
+    from transformers.utils import logging
+
+    bar_was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if bar_was_on:
+            logging.enable_progress_bar()
+
+
 def load_config(path: str | Path) -> Any:
     """Return the Transformers configuration of a model folder."""
     folder = model_folder(path)
@@ -97,15 +114,9 @@ def load_model(path: str | Path, *, dtype: torch.dtype) -> Any:
     """Return the causal LM of a model folder, on the CPU, in evaluation mode (dropout stays off)."""
     folder = model_folder(path)
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    bar_was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with quiet():
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
-    finally:
-        if bar_was_on:
-            logging.enable_progress_bar()
 
 
 def load_tokenizer(path: str | Path) -> Any:

@@ -6,6 +6,7 @@ nothing; everything else is the same code.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ class DataParallel:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        # It warns of in-place changes of the model's output, which is a view; here nothing changes it.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         mesh = init_device_mesh(self.device.type, (self.size,), mesh_dim_names=("dp",))
         if sum(parameter.numel() for parameter in model.parameters()) > SHARD_LAYERS_ABOVE:
             for layer in decoder_layers(model):

@@ -23,7 +23,8 @@ def write_tiny_llama(folder: Path, *, seed: int = 0, tied: bool = True, vocabula
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    from transformers.utils import logging
+
+    from rpcrl.engines.hf_model import quiet
 
     shape: dict[str, Any] = {
         "hidden_size": 32,
@@ -44,8 +45,7 @@ def write_tiny_llama(folder: Path, *, seed: int = 0, tied: bool = True, vocabula
         pad_token_id=PAD,
         **{**shape, **settings},
     )
-    logging.disable_progress_bar()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         LlamaForCausalLM(config).save_pretrained(folder)
     words = {word: index for index, word in enumerate(WORDS)}

@@ -1,0 +1,186 @@
+"""Do training engines make the same update on one, two and four ranks as a float64 process?
+
+The ranks of a world are started once, run every scenario of the kit, and the checks read their reports.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rpcrl.algorithms.actor_loss import ActorLoss
+from rpcrl.engines import sharding
+from rpcrl.engines.fsdp import FsdpEngine
+from rpcrl.engines.torch_rollout import TorchRolloutEngine
+from rpcrl.testing.engine_kit import make_prompts, sampled
+from rpcrl.testing.train_kit import TRAIN_CHECKS, WorldReport, _batch, train_report, write_case
+
+LIMIT_S = 200.0
+"""For the ranks of a world to end, on a busy machine too: each imports torch and transformers first."""
+SHARD_LAYERS_ABOVE = {"tied": sharding.SHARD_LAYERS_ABOVE, "untied-layerwise": 0}
+CASES_OF_WORLD = {1: ["tied"], 2: ["tied", "untied-layerwise"], 4: ["tied"]}
+
+
+class Reductions(TorchDispatchMode):
+    """Counts the reductions of torch.distributed (reduce-scatter of gradients, all-reduce of norm and metrics)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.namespace == "c10d" and "reduce" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def count_reductions(case: Path, rank: int, world: int) -> dict[str, int]:
+    counts = {}
+    for micro in (1, 2, 100):
+        engine = FsdpEngine(case / "model")
+        with Reductions() as seen:
+            engine.train_mini_batch(_batch(case, 0, rank, world), ActorLoss(), micro_batch_size=micro, lr=1e-3)
+        counts[str(micro)] = seen.count
+    return counts
+
+
+def work(rank: int, world: int, store: str, cases: dict[str, tuple[str, str]]) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    try:
+        for name, (case, out) in cases.items():
+            sharding.SHARD_LAYERS_ABOVE = SHARD_LAYERS_ABOVE[name]
+            train_report(FsdpEngine, Path(case), Path(out), rank=rank, world=world)
+            (Path(out) / f"extra-{rank}.json").write_text(json.dumps(extras(Path(case), rank, world)))
+    finally:
+        dist.destroy_process_group()
+
+
+def extras(case: Path, rank: int, world: int) -> dict[str, object]:
+    engine = FsdpEngine(case / "model")
+    rollout = TorchRolloutEngine(case / "model", load_weights=False)
+    rollout.update_weights(engine.weights(bucket_bytes=5000), version=1)
+    return {
+        "sampled": sampled_rows(rollout),
+        "reductions": count_reductions(case, rank, world),
+        "sharded": {name: list(p.to_local().shape) for name, p in engine._model.named_parameters()},
+    }
+
+
+def sampled_rows(rollout: TorchRolloutEngine) -> list[list[object]]:
+    return sorted([uid, index, row] for (uid, index), row in sampled(rollout.generate(make_prompts())).items())
+
+
+def run_world(world: int, cases: dict[str, tuple[str, str]], store: Path) -> None:
+    if world == 1:
+        for case, out in cases.values():
+            train_report(FsdpEngine, Path(case), Path(out), rank=0, world=1)
+        return
+    arguments = (world, str(store), cases)
+    context = mp.start_processes(work, arguments, nprocs=world, join=False, start_method="spawn")
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while not context.join(timeout=max(deadline - time.monotonic(), 0.0)):
+            if time.monotonic() > deadline:
+                pytest.fail(f"the {world} ranks did not end within {LIMIT_S} s")
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+            process.join(10)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {}
+    for name in SHARD_LAYERS_ABOVE:
+        folders[name] = tmp_path_factory.mktemp(name)
+        write_case(folders[name], tied=name == "tied")
+    return folders
+
+
+@pytest.fixture(scope="module", params=CASES_OF_WORLD, ids=lambda world: f"world-{world}")
+def reports(
+    request: pytest.FixtureRequest, cases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[WorldReport]:
+    world = request.param
+    root = tmp_path_factory.mktemp(f"world-{world}")
+    made = [WorldReport(cases[name], root / name, world) for name in CASES_OF_WORLD[world]]
+    for report in made:
+        report.out.mkdir()
+    places = {report.out.name: (str(report.case), str(report.out)) for report in made}
+    run_world(world, places, root / "store")
+    return made
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", TRAIN_CHECKS)
+def test_train_engine_fsdp(name: str, reports: list[WorldReport]) -> None:
+    for report in reports:
+        TRAIN_CHECKS[name](report)
+
+
+@pytest.mark.timeout(240)
+def test_ranks_hold_shards_reduce_once_a_mini_batch_and_sample_alike(reports: list[WorldReport]) -> None:
+    for report in reports:
+        expected = sampled_rows(TorchRolloutEngine(report.case / "model"))
+        whole = {name: tensor for name, tensor in report.tensors(0).items() if name.startswith("micro-1/")}
+        found = [json.loads(path.read_text()) for path in sorted(report.out.glob("extra-*.json"))]
+        assert len(found) == (report.world if report.world > 1 else 0)
+        for name, tensor in whole.items() if found else ():
+            assert sum(extra["sharded"][name.removeprefix("micro-1/")][0] for extra in found) == tensor.shape[0]
+        for extra in found:
+            assert extra["sampled"] == expected
+            counts = extra["reductions"]
+            assert counts["100"] >= 2
+            assert counts["1"] == counts["2"] == counts["100"]
+
+
+def test_the_update_does_not_depend_on_padding_or_row_order(cases: dict[str, Path]) -> None:
+    from rpcrl.batch.data_proto import DataProto
+
+    case = cases["tied"]
+    batch = DataProto.load_from_disk(case / "batch-0")
+    expected = FsdpEngine(case / "model").train_mini_batch(batch, ActorLoss(), micro_batch_size=3, lr=1e-3)
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0)).tolist()
+    pads = {"input_ids": (4, 5), "attention_mask": (4, 5)}
+    wide = DataProto.from_dict(
+        tensors={name: torch.nn.functional.pad(value, pads.get(name, (0, 5))) for name, value in batch.batch.items()}
+    )[order]
+    other = FsdpEngine(case / "model").train_mini_batch(wide, ActorLoss(), micro_batch_size=5, lr=1e-3)
+    assert other == pytest.approx(expected, rel=1e-5)
+
+
+def test_bfloat16_computes_near_float32_and_keeps_float32_weights(cases: dict[str, Path]) -> None:
+    from rpcrl.batch.data_proto import DataProto
+
+    case = cases["tied"]
+    batch = DataProto.load_from_disk(case / "batch-0")
+    exact = FsdpEngine(case / "model").train_mini_batch(batch, ActorLoss(), micro_batch_size=4, lr=1e-5)
+    engine = FsdpEngine(case / "model", dtype="bfloat16")
+    before = {name: tensor.clone() for bucket in engine.weights(bucket_bytes=1 << 20) for name, tensor in bucket}
+    rough = engine.train_mini_batch(batch, ActorLoss(), micro_batch_size=4, lr=1e-5)
+    assert rough["loss"] != exact["loss"]
+    assert rough["loss"] == pytest.approx(exact["loss"], rel=0.1)
+    after = {name: tensor for bucket in engine.weights(bucket_bytes=1 << 20) for name, tensor in bucket}
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+    assert any(not torch.equal(after[name], before[name]) for name in before)
+
+
+def test_an_engine_that_only_scores_refuses_to_train(cases: dict[str, Path]) -> None:
+    from rpcrl.batch.data_proto import DataProto
+    from rpcrl.errors import UsageError
+
+    case = cases["tied"]
+    batch = DataProto.load_from_disk(case / "batch-0")
+    engine = FsdpEngine(case / "model", trainable=False)
+    trained, _ = FsdpEngine(case / "model").compute_log_prob(batch, micro_batch_size=5)
+    scored, _ = engine.compute_log_prob(batch, micro_batch_size=5)
+    assert torch.equal(scored, trained)
+    with pytest.raises(UsageError, match="trainable=False"):
+        engine.train_mini_batch(batch, ActorLoss(), micro_batch_size=5, lr=1e-3)
