@@ -105,7 +105,7 @@ def plan_workers(start: StartWorkers, node: Node) -> list[ProcessSpec]:
                 node_rank=worker.node_rank,
                 roles=worker.roles,
                 device=device,
-                argv=(node.python, "-m", "launcher.shim", start.module),
+                argv=(node.python, "-P", "-m", "launcher.shim", start.module),
                 variables=variables,
                 environment={**inherited, **variables},
                 log_path=f"{node.log_dir.rstrip('/')}/{log_name(start.group, worker.rank)}",
@@ -117,7 +117,7 @@ def plan_workers(start: StartWorkers, node: Node) -> list[ProcessSpec]:
 
 def log_name(group: str, rank: int) -> str:
     """Return the file name of a worker's log; a group name that is no file name gets a digest, so that none collide."""
-    safe = re.sub(r"[^A-Za-z0-9._-]", "_", group).lstrip(".")
+    safe = re.sub(r"[^A-Za-z0-9._+-]", "_", group).lstrip(".")
     if not safe or safe != group:
         safe = f"{safe or 'group'}-" + hashlib.sha256(group.encode()).hexdigest()[:8]
     return f"{safe}.rank{rank}.log"

@@ -7,7 +7,9 @@ the ``RPCRL_`` names below. Nothing secret is ever put into the environment.
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 __all__ = [
     "BOOTSTRAP_FD",
@@ -18,6 +20,7 @@ __all__ = [
     "THREAD_VARIABLES",
     "VISIBLE_DEVICES",
     "WORKER_ID",
+    "child_path",
     "drop",
     "get",
     "put",
@@ -69,6 +72,19 @@ def get(name: str, default: str | None = None) -> str | None:
 def put(values: Mapping[str, str]) -> None:
     """Set variables of this process."""
     os.environ.update(values)
+
+
+def child_path() -> dict[str, str]:
+    """Return the PYTHONPATH with which ``python -P -m launcher`` finds this rpcrl; empty if it is installed.
+
+    With -P a folder named ``launcher`` in the current directory is not taken for ours, and neither is the checkout
+    that rpcrl may have been imported from: so that folder is named.
+    """
+    root = str(Path(__file__).resolve().parents[1])
+    if root in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        return {}
+    given = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{root}{os.pathsep}{given}" if given else root}
 
 
 def drop(*names: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rpcrl.config.account import account
 from rpcrl.config.run import RunConfig
-from rpcrl.env import THREAD_VARIABLES
+from rpcrl.env import THREAD_VARIABLES, child_path, snapshot
 from rpcrl.errors import StartError, Violation
 
 __all__ = ["device_checks", "dry_run_lines", "layout", "planned", "resolved_device"]
@@ -42,7 +42,14 @@ def planned(description: Mapping[str, object]) -> dict[str, Any]:
     """
     # -P: a folder named launcher in the current directory is not the launcher.
     command = [sys.executable, "-P", "-m", "launcher", "plan"]
-    done = subprocess.run(command, input=json.dumps(description), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        input=json.dumps(description),
+        env=snapshot() | child_path(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     try:
         answer = json.loads(done.stdout)
     except ValueError:
@@ -84,7 +91,7 @@ def dry_run_lines(config: RunConfig) -> list[str]:
     answer = planned(layout(config, device=resolved_device(config)))
     processes: Sequence[Mapping[str, Any]] = answer["processes"]
     lines = ["processes", "  driver      this program; starts the agent"]
-    lines.append(f"  agent       {sys.executable} -m launcher   (one a node; starts and reaps the workers)")
+    lines.append(f"  agent       {sys.executable} -P -m launcher   (one a node; starts and reaps the workers)")
     shared = _shared_environment(processes)
     for spec in processes:
         device = "virtual device" if spec["device"] is None and spec["group"] != "reward" else spec["device"]

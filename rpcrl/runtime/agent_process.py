@@ -33,10 +33,10 @@ class AgentProcess:
             os.write(handover, json.dumps(dict(bootstrap)).encode())
             os.lseek(handover, 0, os.SEEK_SET)
             environment = env.without_launcher(env.snapshot())
-            environment |= {env.RUN_ID: self.run_id, env.BOOTSTRAP_FD: str(handover)}
+            environment |= env.child_path() | {env.RUN_ID: self.run_id, env.BOOTSTRAP_FD: str(handover)}
             with open(self._log_path, "ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "launcher"],
+                    [sys.executable, "-P", "-m", "launcher"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,

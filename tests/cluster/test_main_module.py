@@ -113,3 +113,12 @@ def test_a_local_class_gets_a_message(tmp_path: Path):
     done = run(["script.py"], tmp_path)
     assert "defined inside a function" in done.stderr
     assert done.returncode != 0
+
+
+def test_a_users_own_launcher_folder_is_not_taken_for_ours(tmp_path: Path):
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "__init__.py").write_text("raise RuntimeError('the user has a launcher too')\n")
+    (tmp_path / "script.py").write_text(SCRIPT + GUARD)
+    done = run(["script.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "[('a!', 15), ('a!', 15)]" in done.stdout

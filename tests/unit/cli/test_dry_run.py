@@ -28,7 +28,7 @@ def test_every_process_is_named_with_rank_device_environment_and_address(
     assert sum("reward; node 0" in line and "no device" in line for line in lines) == 2
     assert any("RANK=3" in line and "WORLD_SIZE=4" in line and "OMP_NUM_THREADS=2" in line for line in lines)
     assert any("RANK=1" in line and "WORLD_SIZE=2" in line and "OMP_NUM_THREADS=1" in line for line in lines)
-    assert sum("python -m launcher.shim rpcrl.runtime.worker_main" in line for line in lines) == 6
+    assert sum(" -P -m launcher.shim rpcrl.runtime.worker_main" in line for line in lines) == 6
     assert any("ipc://" in line and "mode 0700" in line for line in lines)
     assert list(tmp_path.iterdir()) == []
 

@@ -44,7 +44,7 @@ def node(environment=None, devices=(), **changes) -> Node:
 
 def test_every_worker_gets_torchrun_names_threads_and_its_identity() -> None:
     specs = plan_workers(group((2, 1)), node({"PATH": "/bin"}))
-    assert [spec.argv for spec in specs] == [("/usr/bin/python", "-m", "launcher.shim", "my.module")] * 3
+    assert [spec.argv for spec in specs] == [("/usr/bin/python", "-P", "-m", "launcher.shim", "my.module")] * 3
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
     assert [tuple(spec.environment[name] for name in names) for spec in specs] == [
         ("0", "3", "0", "2", "0"),
@@ -209,7 +209,7 @@ def test_plan_prints_processes_without_secrets_and_without_what_is_inherited(env
         ("reward", 0, None),
         ("reward", 1, None),
     ]
-    assert processes[0]["argv"][1:] == ["-m", "launcher.shim", "rpcrl.runtime.worker_main"]
+    assert processes[0]["argv"][1:] == ["-P", "-m", "launcher.shim", "rpcrl.runtime.worker_main"]
     assert processes[1]["environment"]["HF_TOKEN"] == "***"
     assert processes[1]["environment"][env.VISIBLE_DEVICES] == "1"
     assert processes[4]["log_path"] == "/tmp/l/reward.rank1.log"
