@@ -12,7 +12,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypedDict, Unpack
 
 from rpcrl.errors import AuthenticationError, PeerUnreachableError, WireError
 from rpcrl.transport.base import Allowed, ClientKeys, Connection, Frame, KeyPair, Limits, Listener
@@ -20,37 +21,53 @@ from rpcrl.transport.open import connect, listen
 from rpcrl.wire.frames import from_frames
 from rpcrl.wire.messages import Message
 
-__all__ = ["Direction", "Fault", "FaultProxy", "Predicate"]
+__all__ = ["Direction", "Fault", "FaultProxy", "Predicate", "Where"]
 
 Direction = Literal["up", "down"]
 """``up``: from a peer to the listener; ``down``: from the listener to a peer."""
-Predicate = Callable[[str, Message], bool]
-"""(peer, message) → whether the fault hits it. Runs on the proxy's threads."""
+Predicate = Callable[[Message], bool]
+"""Whether the fault hits this message. Runs on the proxy's threads."""
 Frames = list[Frame]
 
 
+@dataclass(frozen=True)
+class Where:
+    """Which messages a fault hits: the next ``count`` that match (None: all), of one direction or peer (None: any)."""
+
+    count: int | None = 1
+    direction: Direction | None = None
+    peer: str | None = None
+
+
+class WhereOptions(TypedDict, total=False):
+    """The fields of ``Where`` as keyword arguments."""
+
+    count: int | None
+    direction: Direction | None
+    peer: str | None
+
+
 class Fault:
-    """One kind of trouble, for up to ``count`` messages that match."""
+    """One kind of trouble, for the messages that match."""
 
     def __init__(
         self,
         name: str,
-        direction: Direction,
         predicate: Predicate,
-        count: int | None,
         apply: Callable[[Frames], list[Frames]],
+        where: Where,
     ) -> None:
         self.name = name
-        self.direction = direction
-        self.held: deque[tuple[str, Frames]] = deque()
+        self.held: deque[tuple[Direction, str, Frames]] = deque()
         self._predicate = predicate
-        self._left = count
         self._apply = apply
+        self._where = where
+        self._left = where.count
         self._matched = 0
         self._changed = threading.Condition()
 
     @property
-    def matched(self) -> int:
+    def num_matched(self) -> int:
         """Number of messages that were hit so far."""
         with self._changed:
             return self._matched
@@ -66,21 +83,23 @@ class Fault:
         with self._changed:
             self._left = 0
 
-    def strike(self, peer: str, message: Message, frames: Frames) -> list[Frames] | None:
+    def strike(self, direction: Direction, peer: str, message: Message, frames: Frames) -> list[Frames] | None:
         """Return what goes on instead of ``frames``; None when this fault does not mind them."""
         with self._changed:
-            if self._left == 0 or not self._predicate(peer, message):
+            if self._left == 0 or self._where.direction not in (None, direction):
+                return None
+            if self._where.peer not in (None, peer) or not self._predicate(message):
                 return None
             if self._left is not None:
                 self._left -= 1
             self._matched += 1
             self._changed.notify_all()
         if self.name == "hold":
-            self.held.append((peer, frames))
+            self.held.append((direction, peer, frames))
         return self._apply(frames)
 
     def __repr__(self) -> str:
-        return f"<{self.name} {self.direction}, matched {self._matched}>"
+        return f"<{self.name} ({self._where}), matched {self._matched}>"
 
 
 class _Upstream:
@@ -138,8 +157,8 @@ class FaultProxy:
 
     def __init__(
         self,
-        address: str,
         upstream: str,
+        address: str,
         *,
         limits: Limits | None = None,
         keys: KeyPair | None = None,
@@ -167,30 +186,27 @@ class FaultProxy:
         """Where peers connect."""
         return self._front.address
 
-    def drop(self, direction: Direction, predicate: Predicate, *, count: int | None = 1) -> Fault:
-        """Lose the next ``count`` messages that match (all of them with None)."""
-        return self._add(Fault("drop", direction, predicate, count, lambda frames: []))
+    def drop(self, predicate: Predicate, **where: Unpack[WhereOptions]) -> Fault:
+        """Lose messages that match; ``count``, ``direction`` and ``peer`` as in ``Where``."""
+        return self._add(Fault("drop", predicate, lambda frames: [], Where(**where)))
 
-    def duplicate(self, direction: Direction, predicate: Predicate, *, count: int | None = 1) -> Fault:
-        """Deliver matching messages twice."""
-        return self._add(Fault("duplicate", direction, predicate, count, lambda frames: [frames, frames]))
+    def duplicate(self, predicate: Predicate, **where: Unpack[WhereOptions]) -> Fault:
+        """Deliver messages that match twice."""
+        return self._add(Fault("duplicate", predicate, lambda frames: [frames, frames], Where(**where)))
 
-    def replace(
-        self, direction: Direction, predicate: Predicate, change: Callable[[Frames], Frames], *, count: int | None = 1
-    ) -> Fault:
-        """Deliver ``change(frames)`` instead of matching messages."""
-        return self._add(Fault("replace", direction, predicate, count, lambda frames: [change(frames)]))
+    def replace(self, predicate: Predicate, change: Callable[[Frames], Frames], **where: Unpack[WhereOptions]) -> Fault:
+        """Deliver ``change(frames)`` instead of messages that match."""
+        return self._add(Fault("replace", predicate, lambda frames: [change(frames)], Where(**where)))
 
-    def hold(self, direction: Direction, predicate: Predicate, *, count: int | None = 1) -> Fault:
-        """Keep matching messages until ``release``; later ones overtake them."""
-        return self._add(Fault("hold", direction, predicate, count, lambda frames: []))
+    def hold(self, predicate: Predicate, **where: Unpack[WhereOptions]) -> Fault:
+        """Keep messages that match until ``release``; later ones overtake them."""
+        return self._add(Fault("hold", predicate, lambda frames: [], Where(**where)))
 
     def release(self, fault: Fault) -> int:
         """Deliver what ``fault`` holds, in order; returns how many messages that were."""
         count = 0
         while fault.held:
-            peer, frames = fault.held.popleft()
-            self._deliver(fault.direction, peer, frames)
+            self._deliver(*fault.held.popleft())
             count += 1
         return count
 
@@ -204,7 +220,7 @@ class FaultProxy:
 
     def check(self) -> None:
         """Raise AssertionError when a fault matched nothing, or when the proxy itself had trouble."""
-        idle = [str(fault) for fault in self._faults if fault.matched == 0]
+        idle = [str(fault) for fault in self._faults if fault.num_matched == 0]
         if idle:
             raise AssertionError(
                 f"these faults matched nothing, so the test proves nothing: {', '.join(idle)} (passed: {self.passed})"
@@ -238,9 +254,9 @@ class FaultProxy:
         except WireError:
             return [frames]  # not a message: nothing for a predicate to look at
         with self._lock:
-            faults = [fault for fault in self._faults if fault.direction == direction]
+            faults = list(self._faults)
         for fault in faults:
-            instead = fault.strike(peer, message, frames)
+            instead = fault.strike(direction, peer, message, frames)
             if instead is not None:
                 return instead
         return [frames]

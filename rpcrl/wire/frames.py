@@ -1,11 +1,12 @@
 """How does a message become frames?
 
 Frame 0, the envelope, MUST be one msgpack array ``[PROTOCOL_VERSION, kind, fields …]`` with the fields in the order
-of the message's dataclass; a message with a payload ends with the payload's tree, spliced in as it was encoded
-(``header`` costs microseconds and is made per peer, the payload is encoded once). The other frames MUST be the
+of the message's dataclass; a message with a payload ends with the payload's tree as msgpack bin, spliced in as it was
+encoded (the head costs microseconds and is made per peer, the payload is encoded once). The other frames MUST be the
 payload's buffers in order; a message without a payload has none. Nested records (``CallId``, ``FailureInfo``,
 ``WorkerStart``) are arrays of their fields. A receiver MUST look at the version first and refuse another with
-ProtocolMismatchError; it answers every other violation with DecodeError. A kind's number never changes its meaning.
+ProtocolMismatchError (so every later version MUST stay an array that begins with its number); it answers every other
+violation with DecodeError. A kind's number never changes its meaning.
 """
 
 from __future__ import annotations
@@ -124,6 +125,34 @@ def _checks(cls: type) -> list[tuple[str, Check]]:
     return [(field.name, _check_of(hints[field.name])) for field in dataclasses.fields(cls) if field.name != "payload"]
 
 
+Plain = Callable[[Any], Any]
+"""Turns a field's value into what msgpack carries."""
+
+
+def _plain_of(hint: Any) -> Plain | None:
+    """Return how a field of this annotation is written; None where msgpack carries it as it is (tuples too)."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Mapping:
+        return dict
+    if origin is tuple:
+        inner = _plain_of(args[0])
+        return None if inner is None else lambda values: [inner(value) for value in values]
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        writers = _writers(hint)
+
+        def write(record: Any) -> list[Any]:
+            return [getattr(record, name) if plain is None else plain(getattr(record, name)) for name, plain in writers]
+
+        return write
+    return None
+
+
+def _writers(cls: type) -> list[tuple[str, Plain | None]]:
+    hints = typing.get_type_hints(cls)
+    return [(field.name, _plain_of(hints[field.name])) for field in dataclasses.fields(cls) if field.name != "payload"]
+
+
+_WRITERS = {cls: _writers(cls) for cls in KINDS.values()}
 _NUMBERS = {cls: number for number, cls in KINDS.items()}
 _CHECKS = {cls: _checks(cls) for cls in KINDS.values()}
 _HAS_PAYLOAD = {cls: any(field.name == "payload" for field in dataclasses.fields(cls)) for cls in KINDS.values()}
@@ -136,31 +165,33 @@ def to_frames(message: Message) -> list[Frame]:
     if number is None:
         raise EncodeError(f"{cls.__qualname__} is not a message")
     head: list[object] = [PROTOCOL_VERSION, number]
-    head += [_plain(getattr(message, name)) for name, _ in _CHECKS[cls]]
-    packer = msgpack.Packer(unicode_errors="surrogatepass", buf_size=512)
     try:
+        for name, plain in _WRITERS[cls]:
+            value = getattr(message, name)
+            head.append(value if plain is None else plain(value))
+        packer = msgpack.Packer(unicode_errors="surrogatepass", buf_size=512)
         packed: bytes = packer.pack(head)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise EncodeError(f"a field of {cls.__name__} does not fit its message: {error}") from error
     if not _HAS_PAYLOAD[cls]:
         return [packed]
     payload: Encoded = message.payload  # type: ignore[union-attr]
     # An array of fewer than 16 elements has a head of one byte, and every message has fewer: make it one longer.
-    return [
-        b"".join((bytes((0x90 | (len(head) + 1),)), memoryview(packed)[1:], payload.tree)),
-        *payload.buffers,
-    ]
+    head_byte = bytes((0x90 | (len(head) + 1),))
+    tree = payload.tree
+    return [b"".join((head_byte, memoryview(packed)[1:], _bin_head(len(tree)), tree)), *payload.buffers]
 
 
-def _plain(value: Any) -> Any:
-    cls = type(value)
-    if cls in (str, int, float, bool, bytes, type(None)):
-        return value
-    if dataclasses.is_dataclass(value):
-        return [_plain(getattr(value, name)) for name in cls.__dataclass_fields__]
-    if isinstance(value, Mapping):
-        return dict(value)
-    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
+def _bin_head(size: int) -> bytes:
+    if size < 1 << 8:
+        return bytes((0xC4, size))
+    if size < 1 << 16:
+        return b"\xc5" + size.to_bytes(2, "big")
+    if size < 1 << 32:
+        return b"\xc6" + size.to_bytes(4, "big")
+    raise EncodeError(
+        f"a payload's tree of {size} bytes is beyond 4 GiB: send arrays and tensors instead of lists of Python objects"
+    )
 
 
 def from_frames(frames: Sequence[Frame], *, limits: FrameLimits = DEFAULT_LIMITS) -> Message:
@@ -184,45 +215,32 @@ def from_frames(frames: Sequence[Frame], *, limits: FrameLimits = DEFAULT_LIMITS
         raise DecodeError(f"not a valid envelope ({type(error).__name__}: {str(error)[:500]})") from error
 
 
-def _reader(envelope: bytes) -> Any:
-    """Return a reader of the envelope; its size bounds every count that the reader believes."""
-    size = len(envelope)
-    reader = msgpack.Unpacker(
-        max_buffer_size=size, read_size=size, strict_map_key=False, unicode_errors="surrogatepass", timestamp=1
-    )
-    reader.feed(envelope)
-    return reader
-
-
 def _read(envelope: bytes, buffers: tuple[Frame, ...]) -> Message:
-    size = len(envelope)
-    reader = _reader(envelope)
-    count = reader.read_array_header()
-    version = reader.unpack()
+    if len(envelope) > _SCAN_BYTES:
+        # Walking before building keeps nested arrays that claim more than there is from multiplying memory.
+        scan = msgpack.Unpacker(max_buffer_size=len(envelope), read_size=len(envelope))
+        scan.feed(envelope)
+        scan.skip()
+    fields = msgpack.unpackb(envelope, strict_map_key=False, unicode_errors="surrogatepass", timestamp=1)
+    if type(fields) is not list or len(fields) < 2:
+        raise DecodeError("an envelope that is no array of a version, a kind and fields")
+    version, number = fields[:2]
     if type(version) is not int or version != PROTOCOL_VERSION:
         raise ProtocolMismatchError(
-            f"the peer speaks version {version!r} of the wire format and this process version {PROTOCOL_VERSION};"
+            f"the peer speaks version {version!r:.100} of the wire format and this process version {PROTOCOL_VERSION};"
             " install the same rpcrl on both sides"
         )
-    number = reader.unpack()
     cls = KINDS.get(number) if type(number) is int else None
     if cls is None:
         raise DecodeError(f"unknown kind of message {number!r:.100}")
     checks, has_payload = _CHECKS[cls], _HAS_PAYLOAD[cls]
-    if count != 2 + len(checks) + has_payload:
-        raise DecodeError(f"a {cls.__name__} with {count - 2} fields; it has {len(checks) + has_payload}")
-    if size > _SCAN_BYTES:
-        # Walking before building keeps nested arrays that claim more than there is from multiplying memory.
-        scan = _reader(envelope)
-        scan.read_array_header()
-        for _ in range(2 + len(checks)):
-            scan.skip()
-    values = {name: check(reader.unpack()) for name, check in checks}
-    end = reader.tell()
+    if len(fields) != 2 + len(checks) + has_payload:
+        raise DecodeError(f"a {cls.__name__} with {len(fields) - 2} fields; it has {len(checks) + has_payload}")
+    values = {name: check(value) for (name, check), value in zip(checks, fields[2:], strict=False)}
     if has_payload:
-        if end == size:
-            raise DecodeError(f"a {cls.__name__} without its payload")
-        values["payload"] = Encoded(envelope[end:], buffers)
-    elif end != size or buffers:
-        raise DecodeError(f"a {cls.__name__} with {size - end} bytes and {len(buffers)} buffers too many")
+        if type(fields[-1]) is not bytes:
+            raise DecodeError(f"a {cls.__name__} whose payload is a {type(fields[-1]).__qualname__}; it must be bin")
+        values["payload"] = Encoded(fields[-1], buffers)
+    elif buffers:
+        raise DecodeError(f"a {cls.__name__} with {len(buffers)} buffers; it has no payload")
     return typing.cast("Message", cls(**values))

@@ -36,8 +36,8 @@ def stand_between(harness: Harness, identity: str) -> tuple[Listener, FaultProxy
         return ClientKeys(harness.peer_keys(peer), harness.keys.public)
 
     proxy = FaultProxy(
-        front,
         listener.address,
+        front,
         limits=harness.limits,
         keys=own_keys,
         allowed=harness.allowed if own_keys is not None else None,
@@ -47,21 +47,21 @@ def stand_between(harness: Harness, identity: str) -> tuple[Listener, FaultProxy
     return listener, proxy, harness.connect(proxy.address, identity, server_public=server_public)
 
 
-def is_ready(peer: str, message: Message) -> bool:
+def is_ready(message: Message) -> bool:
     return isinstance(message, Ready)
 
 
 def test_passes_both_ways_and_drops_what_it_was_told(harness: Harness) -> None:
     listener, proxy, connection = stand_between(harness, "w0")
     with proxy:
-        up = proxy.drop("up", is_ready, count=2)
+        up = proxy.drop(is_ready, count=2)
         for name in ("first", "second", "third"):
             connection.send(to_frames(Ready(name)))
         peer, frames = receive_from(listener, "the third message")
         assert (peer, from_frames(frames)) == ("w0", Ready("third"))
-        assert up.matched == 2
+        assert up.num_matched == 2
 
-        down = proxy.drop("down", lambda peer, message: peer == "w0" and message == Shutdown("lost"))
+        down = proxy.drop(lambda message: message == Shutdown("lost"), peer="w0", direction="down")
         listener.send("w0", to_frames(Shutdown("lost")))
         listener.send("w0", to_frames(Shutdown("kept")))
         assert from_frames(receive(connection, "the kept message")) == Shutdown("kept")
@@ -72,9 +72,9 @@ def test_passes_both_ways_and_drops_what_it_was_told(harness: Harness) -> None:
 def test_duplicates_holds_and_replaces(harness: Harness) -> None:
     listener, proxy, connection = stand_between(harness, "w0")
     with proxy:
-        proxy.duplicate("up", lambda peer, message: message == Ready("twice"))
-        held = proxy.hold("up", lambda peer, message: message == Ready("late"))
-        proxy.replace("up", lambda peer, message: message == Ready("broken"), lambda frames: [b"\xc1"])
+        proxy.duplicate(lambda message: message == Ready("twice"))
+        held = proxy.hold(lambda message: message == Ready("late"))
+        proxy.replace(lambda message: message == Ready("broken"), lambda frames: [b"\xc1"])
         for name in ("late", "twice", "broken", "plain"):
             connection.send(to_frames(Ready(name)))
         assert [bytes(receive_from(listener, "message")[1][0]) for _ in range(4)] == [
@@ -92,7 +92,8 @@ def test_a_fault_that_matched_nothing_fails_the_test(harness: Harness) -> None:
 
     def run() -> None:
         with proxy:
-            proxy.drop("up", lambda peer, message: peer == "somebody else")
+            proxy.drop(lambda message: True, peer="somebody else")
+            proxy.drop(lambda message: True, direction="down")
             connection.send(to_frames(Ready("w0")))
             receive_from(listener, "the message")
 
