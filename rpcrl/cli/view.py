@@ -40,7 +40,10 @@ def phase_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.0f} s" if value >= 100 else f"{value:.1f} s" if value >= 10 else f"{value:.3f} s"
+    """Return a time with about three digits: ``43 ms``, ``1.25 s``, ``71 s``."""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
 
 
 def _phases(metrics: Mapping[str, float]) -> str:
@@ -74,7 +77,8 @@ def summary_lines(summary: Mapping[str, object], run_dir: Path | None) -> list[s
     accuracy = summary.get("heldout_accuracy")
     if isinstance(accuracy, Mapping) and accuracy.get("end") is not None:
         start = accuracy.get("start")
-        shown = f"{accuracy['end']:.3f}" if start is None else f"{start:.3f} -> {accuracy['end']:.3f}"
+        trained = start is not None and summary.get("mode") != "eval-only"
+        shown = f"{start:.3f} -> {accuracy['end']:.3f}" if trained else f"{accuracy['end']:.3f}"
         lines.append(f"held-out accuracy  {shown}   (prompts that training never saw)")
     wall_s, tokens = summary.get("wall_s"), summary.get("tokens")
     line = f"steps              {summary.get('steps')}"
@@ -191,7 +195,7 @@ class RunView(Observer):
 
     def _renderable(self) -> RenderableType:
         figures = Text("  ".join(_figures(self._metrics, self._heldout)), overflow="ellipsis", no_wrap=True)
-        phases = Text(f"{self._phase:<28} {_phases(self._metrics)}", style="dim", overflow="ellipsis", no_wrap=True)
+        phases = Text(f"{self._phase:<22} {_phases(self._metrics)}", style="dim")
         return Group(self._progress or "", figures, phases)
 
     def _draw(self) -> None:

@@ -48,11 +48,11 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
     _watch(RunView(Console(file=out, width=40)), tmp_path)
     text = out.getvalue()
     assert "\x1b" not in text
-    line = "step 2/3  reward 0.531  held-out 0.488  2,500 tokens/s  0.100 s/step  (gen 0.020 s  update_actor 0.070 s)\n"
+    line = "step 2/3  reward 0.531  held-out 0.488  2,500 tokens/s  100 ms/step  (gen 20 ms  update_actor 70 ms)\n"
     assert line in text
     assert "held-out accuracy 0.488 before training\n" in text
     assert "held-out accuracy  0.488 -> 0.984   (prompts that training never saw)\n" in text
-    assert "time by phase      gen 1.000 s (25%), update_actor 3.000 s (75%)\n" in text
+    assert "time by phase      gen 1.00 s (25%), update_actor 3.00 s (75%)\n" in text
     assert f"model              {tmp_path / 'hf'}" in text
 
 
@@ -99,3 +99,9 @@ def test_the_whole_step_is_no_phase() -> None:
 def test_a_summary_without_held_out_prompts_has_no_accuracy() -> None:
     lines = summary_lines({**SUMMARY, "heldout_accuracy": {"start": None, "end": None}}, None)
     assert not any(line.startswith("held-out") for line in lines)
+
+
+def test_an_evaluation_has_one_accuracy() -> None:
+    accuracy = {"start": 0.488, "end": 0.488}
+    line = summary_lines({**SUMMARY, "mode": "eval-only", "heldout_accuracy": accuracy}, None)[0]
+    assert line == "held-out accuracy  0.488   (prompts that training never saw)"
