@@ -172,7 +172,7 @@ def account_json(figures: Account | None) -> Mapping[str, object]:
         "replicas": figures.replicas,
         "gpus": figures.gpus,
         "worker_gpu_share": float(figures.worker_gpu_share),
-        "weight_syncs": {"per_step": figures.weight_syncs.per_step, "where": figures.weight_syncs.where},
+        "weight_syncs": figures.weight_syncs.per_step,
         "pools": [
             {
                 "name": pool.name,

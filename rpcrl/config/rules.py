@@ -85,7 +85,11 @@ def _or(values: Collection[object]) -> str:
        f"{ROLLOUT}.pipeline_model_parallel_size")  # fmt: skip
 def _replicas_are_whole(config: RunConfig) -> Iterator[Violation]:
     rollout = config.actor_rollout_ref.rollout
-    world, size = rollout_devices(config), replica_devices(config)
+    world, size, whose = rollout_devices(config), replica_devices(config), "rollout devices"
+    if world == 0:
+        # The pool is still to be sized (another rule says so); its replicas are held against what is known.
+        world = rollout.n_gpus_per_node or trainer_devices(config)
+        whose = "devices of one rollout node" if rollout.n_gpus_per_node else "devices of the trainer"
     if world == 0 or world % size == 0:
         return
     parts = (
@@ -100,7 +104,7 @@ def _replicas_are_whole(config: RunConfig) -> Iterator[Violation]:
         remedies.insert(0, f"set rollout.tensor_model_parallel_size to {_or(fitting)}")
     yield Violation(
         TP,
-        f"{world} rollout devices % ({parts}) = {world % size}: {world // size} replicas leave "
+        f"{world} {whose} % ({parts}) = {world % size}: {world // size} replicas leave "
         f"{world % size} devices over; the rest must be 0",
         tuple(remedies),
     )

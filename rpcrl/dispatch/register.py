@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar, cast, get_args, overload
 
 from rpcrl.dispatch.mode import Dispatch, DispatchMode, Execute, custom_mode
@@ -96,6 +97,11 @@ def registered_methods(worker_class: type) -> dict[str, MethodSpec]:
     return found
 
 
+@cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
 class _Bare(str):
     """An annotation that was written as text; it shows without quotes."""
 
@@ -111,8 +117,7 @@ def _bare(annotation: Any) -> Any:
 
 def bind(worker_class: type, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, call: str) -> None:
     """Check arguments against the method's signature. Raises DispatchError with the signature in the text."""
-    function = cast("Callable[..., Any]", inspect.getattr_static(worker_class, name))
-    signature = inspect.signature(function)
+    signature = _signature(cast("Callable[..., Any]", inspect.getattr_static(worker_class, name)))
     try:
         signature.bind(None, *args, **kwargs)
     except TypeError as error:

@@ -44,12 +44,12 @@ def test_the_json_of_the_articles_settings_is_frozen() -> None:
     assert list(answer) == KEYS
     assert [answer[key] for key in KEYS[:4]] == [1024, 4, 4, 8]
     assert answer["worker_gpu_share"] == pytest.approx(1 / 3)
-    assert answer["weight_syncs"] == {"per_step": 1, "where": "same pool"}
+    assert answer["weight_syncs"] == 1
     assert answer["violations"] == []
     assert list(answer["pools"][0]) == ["name", "process_on_nodes", "gpus", "roles"]
     answer = json.loads(_plan("--mode", "separate-async", "--json", *SEPARATE_ASYNC).stdout)
     assert [answer[key] for key in KEYS[:4]] == [8192, 4, 2, 12]
-    assert answer["weight_syncs"] == {"per_step": 1, "where": "cross pool"}
+    assert answer["weight_syncs"] == 1
 
 
 def test_with_mistakes_the_json_is_still_whole_and_the_exit_code_2() -> None:
