@@ -224,17 +224,17 @@ class FsdpEngine:
         A bucket holds at least one tensor and otherwise at most ``bucket_bytes``; tied weights come once. Without
         sharding the tensors are the parameters themselves: copy them, do not change them.
         """
-        bucket: list[tuple[str, Tensor]] = []
+        buckets: list[dict[str, Tensor]] = [{}]
         filled_bytes = 0
         for name, parameter in self._model.named_parameters():
             size_bytes = parameter.numel() * parameter.element_size()
-            if bucket and filled_bytes + size_bytes > bucket_bytes:
-                yield bucket
-                bucket, filled_bytes = [], 0
-            bucket.append((name, self._dp.full(parameter)))
+            if buckets[-1] and filled_bytes + size_bytes > bucket_bytes:
+                buckets.append({})
+                filled_bytes = 0
+            buckets[-1][name] = parameter
             filled_bytes += size_bytes
-        if bucket:
-            yield bucket
+        for bucket in buckets:
+            yield list(zip(bucket, self._dp.full(list(bucket.values())), strict=True))
 
     # ---------------------------------------------------------------- checkpoints
 

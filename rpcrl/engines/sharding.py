@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rpcrl.engines.hf_model import decoder_layers
+from rpcrl.engines.shards import local_part
 
 __all__ = ["SHARD_LAYERS_ABOVE", "DataParallel"]
 
@@ -78,9 +79,22 @@ class DataParallel:
             dist.all_reduce(values)
         return values
 
-    @staticmethod
-    def full(tensor: Tensor) -> Tensor:
-        """Return a whole parameter on every rank (collective if it is sharded)."""
-        gather = getattr(tensor, "full_tensor", None)
-        whole: Tensor = tensor.detach() if gather is None else gather()
-        return whole.detach()
+    def full(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return whole parameters on every rank (collective): one exchange for all of them.
+
+        A single rank's are the parameters themselves, not copies.
+        """
+        if self.size == 1:
+            return [tensor.detach() for tensor in tensors]
+        locals_ = [local_part(tensor) for tensor in tensors]
+        # fully_shard cuts the first dimension into chunks of this many rows; the last ranks' may be short or empty.
+        widths = [-(-tensor.shape[0] // self.size) * (tensor.numel() // tensor.shape[0]) for tensor in tensors]
+        mine = torch.zeros(sum(widths), dtype=locals_[0].dtype, device=self.device)
+        everyone = torch.empty(self.size * sum(widths), dtype=mine.dtype, device=self.device)
+        for slot, local in zip(torch.split(mine, widths), locals_, strict=True):
+            slot[: local.numel()] = local.reshape(-1)
+        dist.all_gather_into_tensor(everyone, mine)
+        parts = torch.split(everyone.view(self.size, -1), widths, dim=1)
+        return [
+            part.reshape(-1)[: tensor.numel()].view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
+        ]

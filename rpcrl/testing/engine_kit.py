@@ -170,7 +170,7 @@ def check_distribution(harness: RolloutHarness) -> None:
     count, temperature = 2000, 1.3
     output = engine.generate(make_prompts(groups=1, n=count, length=1, temperature=temperature))
     row = rows_of(output)[0]
-    expected = torch.softmax(Reference(harness.folder).logits(row.prompt)[-1] / temperature, -1)
+    expected = torch.softmax(Reference(harness.folder).logits(row.prompt)[-1].detach() / temperature, -1)
     seen = torch.bincount(columns_of(output)["responses"][:, 0], minlength=expected.shape[0]).double() / count
     deviation = ((seen - expected).abs() / (expected * (1 - expected) / count).sqrt().clamp(min=1e-4)).max()
     require(float(deviation) < 5.0, f"a token's frequency is {float(deviation):.1f} standard deviations off")
