@@ -70,9 +70,12 @@ class FsdpEngine:
         self._grad_clip = grad_clip
         self._version = 0
         self._optimizer: torch.optim.AdamW | None = None
+        # The optimizer steps the plain tensors of this rank's shards, which share memory with the parameters:
+        # AdamW works element by element, and a step through DTensor's dispatch costs a small model milliseconds.
+        self._locals = {name: shards.local_part(parameter) for name, parameter in self._model.named_parameters()}
         if trainable:
             self._optimizer = torch.optim.AdamW(
-                self._model.parameters(), lr=0.0, betas=betas, eps=eps, weight_decay=weight_decay, fused=True
+                list(self._locals.values()), lr=0.0, betas=betas, eps=eps, weight_decay=weight_decay, fused=True
             )
 
     @property
@@ -101,7 +104,7 @@ class FsdpEngine:
                     log_probs.append(log_prob.float())
                     entropies.append(entropy.float())
         finally:
-            self._dp.reshard(self._model)
+            self._dp.reshard()
         return torch.cat(log_probs).cpu(), torch.cat(entropies).cpu()
 
     def _micro_batches(self, batch: DataProto, size: int) -> Iterator[DataProto]:
@@ -160,18 +163,20 @@ class FsdpEngine:
         micros = list(self._micro_batches(batch, micro_batch_size))
         entropy_gradient = bool(getattr(loss_fn, "needs_entropy_gradient", True))
         sums: dict[str, Tensor] = {}
-        self._optimizer.zero_grad(set_to_none=True)
         try:
             for index, micro in enumerate(micros):
-                self._dp.reduce_gradients(self._model, index == len(micros) - 1)
+                self._dp.reduce_gradients(index == len(micros) - 1)
                 log_prob, entropy = self._score(micro, entropy_gradient=entropy_gradient)
                 loss, metrics = loss_fn(log_prob, entropy, self._on_device(micro))
                 loss.backward()  # type: ignore[no-untyped-call]
                 for name, value in (("loss", loss), *metrics.items()):
                     sums[name] = sums.get(name, 0.0) + value.detach().double()
+            self._dp.reshard()
+            return self._step(sums, lr)
         finally:
-            self._dp.reshard(self._model)
-        return self._step(sums, lr)
+            self._dp.reshard()
+            self._model.zero_grad(set_to_none=True)
+            self._optimizer.zero_grad(set_to_none=True)
 
     def _with_counts(self, batch: DataProto) -> DataProto:
         """Return the batch with the counts of the mini-batch over all ranks in its meta_info."""
@@ -198,8 +203,11 @@ class FsdpEngine:
         optimizer = self._optimizer
         if optimizer is None:
             raise UsageError("this engine only scores")
-        parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
-        gradients = [shards.local_part(parameter.grad) for parameter in parameters]
+        gradients = []
+        for local, parameter in zip(self._locals.values(), self._model.parameters(), strict=True):
+            if parameter.grad is not None:
+                local.grad = shards.local_part(parameter.grad)
+                gradients.append(local.grad)
         squares = [norm.double().square() for norm in torch._foreach_norm(gradients)]
         values = torch.stack([torch.stack(squares).sum(), *(sums[name] for name in sums)])
         square, *means = self._dp.sum(values).tolist()
@@ -211,7 +219,6 @@ class FsdpEngine:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
         self._version += 1
         result = {name: mean / self._dp.size for name, mean in zip(sums, means, strict=True)}
         return {**result, "grad_norm": norm, "lr": lr, "skipped": 0.0 if finite else 1.0}
@@ -253,18 +260,22 @@ class FsdpEngine:
             "model": shards.write_shard(directory / f"model-{suffix}", named),
         }
         if self._optimizer is not None:
-            steps, moments = self._moments(self._optimizer, named)
+            steps, moments = self._moments(self._optimizer)
             entry["optimizer_steps"] = steps
-            entry["optimizer_tensors"] = {name: shards.describe(tensor) for name, tensor in moments.items()}
+            entry["optimizer_tensors"] = self._describe_moments(steps)
             entry["optimizer"] = shards.write_shard(directory / f"optimizer-{suffix}", moments)
         return entry
 
-    @staticmethod
-    def _moments(optimizer: torch.optim.AdamW, named: Mapping[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
+    def _describe_moments(self, steps: int) -> dict[str, dict[str, object]]:
+        """Return the manifest entries of the moments: those of their parameters; none before the first step."""
+        named = self._model.named_parameters() if steps else ()
+        return {f"{name}.{moment}": shards.describe(tensor) for name, tensor in named for moment in MOMENTS}
+
+    def _moments(self, optimizer: torch.optim.AdamW) -> tuple[int, dict[str, Tensor]]:
         """Return the number of optimizer steps made and both moments of every parameter (none before the first)."""
         steps, moments = 0, {}
-        for name, parameter in named.items():
-            state = optimizer.state.get(parameter)
+        for name, local in self._locals.items():
+            state = optimizer.state.get(local)
             if state:
                 steps = int(state["step"])
                 moments.update({f"{name}.{moment}": state[moment] for moment in MOMENTS})
@@ -289,39 +300,27 @@ class FsdpEngine:
         )
         moments: dict[str, Tensor] = {}
         if self._optimizer is not None:
-            moments = self._read_moments(directory, entry, named)
-        with torch.no_grad():
-            for name, parameter in named.items():
-                shards.local_part(parameter).copy_(weights[name])
+            moments = self._read_moments(directory, entry)
+        for name, local in self._locals.items():
+            local.copy_(weights[name])
         if self._optimizer is not None:
-            self._restore_moments(self._optimizer, named, moments, int(entry["optimizer_steps"]))
+            self._restore_moments(self._optimizer, moments, int(entry["optimizer_steps"]))
         self._version = int(entry["weight_version"])
 
-    @staticmethod
-    def _read_moments(directory: Path, entry: Mapping[str, Any], named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _read_moments(self, directory: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
         if "optimizer" not in entry:
             raise CheckpointError(f"the checkpoint in {directory} has no optimizer state: its engine only scored")
         moments = shards.read_shard(directory, entry["optimizer"])
-        expected = {
-            f"{name}.{moment}": shards.describe(tensor)
-            for name, tensor in named.items()
-            for moment in MOMENTS
-            if int(entry["optimizer_steps"]) > 0
-        }
+        expected = self._describe_moments(int(entry["optimizer_steps"]))
         shards.require_equal(expected, entry["optimizer_tensors"], moments)
         return moments
 
-    @staticmethod
-    def _restore_moments(
-        optimizer: torch.optim.AdamW, named: Mapping[str, Tensor], moments: Mapping[str, Tensor], steps: int
-    ) -> None:
+    def _restore_moments(self, optimizer: torch.optim.AdamW, moments: Mapping[str, Tensor], steps: int) -> None:
         optimizer.state.clear()
-        for name, parameter in named.items() if moments else ():
-            state: dict[str, Tensor] = {"step": torch.tensor(float(steps), device=parameter.device)}
-            for moment in MOMENTS:
-                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                shards.local_part(state[moment]).copy_(moments[f"{name}.{moment}"])
-            optimizer.state[parameter] = state
+        for name, local in self._locals.items() if moments else ():
+            state = {moment: torch.empty_like(local).copy_(moments[f"{name}.{moment}"]) for moment in MOMENTS}
+            state["step"] = torch.tensor(float(steps), device=local.device)
+            optimizer.state[local] = state
 
     def export(self, directory: Path) -> None:
         """Write a Hugging Face checkpoint, tokenizer included, from rank 0 (collective).

@@ -34,13 +34,15 @@ class DataParallel:
         self.rank = dist.get_rank() if active else 0
         self.size = dist.get_world_size() if active else 1
         self.device = device
+        self._units: list[Any] = []
+        self._reducing = True
 
     def shard(self, model: Any) -> None:
         """Shard a model's parameters in place over the ranks."""
         if self.size == 1:
             return
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import FSDPModule, fully_shard
 
         # It warns of in-place changes of the model's output, which is a view; here nothing changes it.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -49,20 +51,20 @@ class DataParallel:
             for layer in decoder_layers(model):
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
 
-    def reduce_gradients(self, model: Any, wanted: bool) -> None:
+    def reduce_gradients(self, wanted: bool) -> None:
         """Say whether the next backward pass adds up gradients over the ranks (the last micro-batch) or not."""
-        if self.size > 1:
-            model.set_requires_gradient_sync(wanted)
-            model.set_reshard_after_backward(wanted)
+        if wanted != self._reducing:
+            for unit in self._units:
+                unit.set_requires_gradient_sync(wanted, recurse=False)
+                unit.set_reshard_after_backward(wanted, recurse=False)
+            self._reducing = wanted
 
-    def reshard(self, model: Any) -> None:
+    def reshard(self) -> None:
         """Free the full parameters that a forward pass without backward has left."""
-        if self.size > 1:
-            for module in model.modules():
-                reshard = getattr(module, "reshard", None)
-                if reshard is not None:
-                    reshard()
+        for unit in self._units:
+            unit.reshard()
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
         """Return every rank's ``values``, in rank order (collective)."""
