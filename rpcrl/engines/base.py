@@ -25,7 +25,8 @@ LossFn = Callable[["torch.Tensor", "torch.Tensor", "DataProto"], "tuple[torch.Te
 
 The loss is normalised by the *mini-batch's* global counts in ``meta_info`` (``batch_num_tokens``,
 ``global_batch_size``, ``dp_size``), so that its sum over micro-batches, averaged over dp ranks, depends on
-neither.
+neither. The engine fills the counts in and treats the metrics alike. A loss function with an attribute
+``needs_entropy_gradient`` that is False gets an entropy without a graph.
 """
 
 

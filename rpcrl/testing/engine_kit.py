@@ -200,7 +200,7 @@ def check_filters(harness: RolloutHarness) -> None:
     for meta in ({"top_k": 3}, {"top_p": 0.6}, {"top_k": 4, "top_p": 0.8, "temperature": 1.5}):
         output = engine.generate(make_prompts(groups=3, n=40, length=1, **meta))
         for index, row in enumerate(rows_of(output)):
-            logits = reference.logits(row.prompt)[-1] / float(meta.get("temperature", 1.0))
+            logits = reference.logits(row.prompt)[-1].detach() / float(meta.get("temperature", 1.0))
             allowed = _allowed(logits, int(meta.get("top_k", -1)), float(meta.get("top_p", 1.0)))
             token = row.response[0]
             require(token in allowed, f"{meta} must not sample {token}, only {sorted(allowed)}")
