@@ -239,6 +239,26 @@ def forgets_closed_peer(harness: Harness) -> None:
     greet(listener, again, "peer-2")
 
 
+def knows_a_peer_from_its_first_message(harness: Harness) -> None:
+    """A silent peer is unreachable; of two peers of one name the one heard last gets the answers."""
+    listener = harness.listen()
+    first = harness.connect(listener.address, "twin")
+    first.receive(0.1)
+    try:
+        listener.send("twin", [b"?"])
+    except PeerUnreachableError:
+        pass
+    else:
+        _fail("a peer that was never heard got a message")
+    greet(listener, first, "twin")
+    second = harness.connect(listener.address, "twin")
+    for connection in (second, first, second):
+        greet(listener, connection, "twin")
+    first.close()
+    for _ in range(3):
+        greet(listener, second, "twin")
+
+
 def refuses_oversize(harness: Harness) -> None:
     """A message over the limit raises on both sides, nothing of it is sent."""
     limits = replace(harness.limits, max_message_bytes=100_000)
@@ -411,6 +431,7 @@ CHECKS: tuple[Callable[[Harness], None], ...] = (
     keeps_order_under_load,
     refuses_unknown_peer,
     forgets_closed_peer,
+    knows_a_peer_from_its_first_message,
     refuses_oversize,
     passes_garbage,
     reconnects,

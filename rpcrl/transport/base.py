@@ -6,6 +6,7 @@ lists of frames, and both belong to **one** thread: only ``wake`` may be called 
 Promises, checked by ``rpcrl.testing.transport_kit`` on every implementation:
 
 * messages of one peer arrive whole, in order, at most once;
+* a listener knows a peer from its first message on; of two of one name, the one heard last gets the answers;
 * ``send`` takes the frames over: the caller may change its buffers as soon as ``send`` has returned;
 * a message that cannot be delivered (unknown peer, over ``Limits.max_message_bytes``) raises; nothing is
   sent;

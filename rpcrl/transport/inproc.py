@@ -135,7 +135,7 @@ class InprocListener(_Endpoint):
                 return
             self._closed = True
             del _listeners[self._name]
-            for connection in self._peers.values():
+            for connection in _connections.get(self._name, []):
                 connection._listener = None
             self._peers.clear()
             self._changed.notify_all()
@@ -157,13 +157,16 @@ class InprocConnection(_Endpoint):
                 self._attach(listener)
 
     def _attach(self, listener: InprocListener) -> None:
-        """Become known to a listener, unless another peer of the name is; deliver what was queued meanwhile."""
-        if self._identity in listener._peers:
-            return
-        listener._peers[self._identity] = self
+        """Belong to a listener; deliver what was queued meanwhile."""
         self._listener = listener
-        while self._outbox and listener._put(self._identity, self._outbox[0]):
+        while self._outbox and self._deliver(listener, self._outbox[0]):
             self._outbox.popleft()
+
+    def _deliver(self, listener: InprocListener, message: list[Frame]) -> bool:
+        if not listener._put(self._identity, message):
+            return False
+        listener._peers[self._identity] = self
+        return True
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Queue one message for the listener; see ``base.Connection.send``."""
@@ -171,7 +174,7 @@ class InprocConnection(_Endpoint):
         message = self._copy(frames)
         with _lock:
             if self._listener is not None and not self._outbox:
-                if self._listener._put(self._identity, message):
+                if self._deliver(self._listener, message):
                     return
             elif len(self._outbox) < self._limits.max_queued_messages:
                 self._outbox.append(message)
@@ -200,9 +203,6 @@ class InprocConnection(_Endpoint):
             if not same:
                 del _connections[self._name]
             listener = self._listener
-            if listener is not None:
+            if listener is not None and listener._peers.get(self._identity) is self:
                 del listener._peers[self._identity]
-                for other in same:
-                    if other._identity == self._identity:
-                        other._attach(listener)
             self._changed.notify_all()

@@ -34,8 +34,9 @@ def listen(
 def connect(address: str, *, identity: str, limits: Limits | None = None, keys: ClientKeys | None = None) -> Connection:
     """Return a connection to the listener at ``address``, which need not be there yet. TCP needs ``keys``.
 
-    ``identity`` must be unique per listener and over time (name + incarnation): a second peer of the same name is
-    not heard while the first is connected. Raises UsageError, TransportError, AuthenticationError (no CURVE here).
+    The listener knows the peer from its first message on. ``identity`` should be unique per listener and over time
+    (name + incarnation): of two peers of one name both are heard, and the one heard last gets the answers.
+    Raises UsageError, TransportError, AuthenticationError (no CURVE here).
     """
     limits = limits if limits is not None else Limits()
     if split_address(address)[0] == "inproc":

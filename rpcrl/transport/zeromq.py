@@ -5,9 +5,10 @@ so); a socket lingers for ever (bounded); frames have no size limit (bounded); a
 silently for ever (its monitor is watched and the reason told); a socket breaks when a fork uses it (refused here,
 the parent stays whole). Each endpoint has a context of its own, so closing one waits for nobody else.
 
-Over TCP both sides need CURVE keys, and a peer is known from its first message on: only then is its name proven. Its
-route there is its name and a token of its own, so that no other peer of the run can stand in its place: the name alone
-would let a peer that has some key catch messages for one that is away.
+Over TCP both sides need CURVE keys. A peer is known from its first message on: only then is its name proven. Its route
+is its name and a secret token of its own. So no other peer of the run can stand in its place (the name alone would let
+a peer that has some key catch messages for one that is away), a second peer of the same name is heard (a ROUTER ignores
+it for ever, silently), and HANDOVER is safe: a peer whose old connection died unseen gets its route back at once.
 """
 
 from __future__ import annotations
@@ -172,11 +173,12 @@ class ZmqListener(_Endpoint):
             prepare_ipc_path(self._path)
         super().__init__(zmq.ROUTER, limits, keys is not None)
         self._zap: ZapThread | None = None
-        self._routes: dict[str, bytes] | None = None if keys is None else {}
+        self._keyed = keys is not None
+        self._routes: dict[str, bytes] = {}
         self._impostors = 0
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+            self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             if "[" in rest:
                 self._socket.setsockopt(zmq.IPV6, 1)
             if keys is not None and allowed is not None:
@@ -214,7 +216,7 @@ class ZmqListener(_Endpoint):
         """Queue one message for ``peer``; see ``base.Listener.send``."""
         self._check_usable()
         views = self._views(frames)
-        route = peer.encode() if self._routes is None else self._routes.get(peer)
+        route = self._routes.get(peer)
         if route is None:
             raise PeerUnreachableError(f"no peer {peer!r} is known on {self._address}: no message came from it yet")
         try:
@@ -228,7 +230,8 @@ class ZmqListener(_Endpoint):
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise TransportError(f"cannot send to {peer!r}: {error}") from error
-            raise PeerUnreachableError(f"no peer {peer!r} is connected to {self._address}") from None
+            # its route stays known: it is the same when the peer comes back
+            raise PeerUnreachableError(f"no peer {peer!r} is connected to {self._address} any more") from None
 
     def receive(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
         """Return the next ``(peer, frames)``; None after ``timeout_s`` or after ``wake``."""
@@ -255,16 +258,14 @@ class ZmqListener(_Endpoint):
         owner: object = None
         try:
             peer = route.partition(b"\0")[0].decode()
-            if self._routes is None:
-                return peer
-            owner = head.get("User-Id")
+            owner = head.get("User-Id") if self._keyed else peer
         except (UnicodeDecodeError, zmq.ZMQError):
             peer = repr(route[:80])
-        if owner == peer and self._routes is not None:
+        if owner == peer and peer:
             self._routes[peer] = route
             return peer
         self._impostors += 1
-        _log.warning("dropped a message of a peer that calls itself %.80r; its key belongs to %r", peer, owner)
+        _log.warning("dropped a message of a peer that calls itself %.80r; its key is that of %r", peer, owner)
         return None
 
     def _release(self) -> None:
@@ -292,7 +293,7 @@ class ZmqConnection(_Endpoint):
         self._refused = ""
         self._shaking_since_s: float | None = None
         try:
-            self._socket.setsockopt(zmq.ROUTING_ID, name if keys is None else name + b"\0" + secrets.token_bytes(16))
+            self._socket.setsockopt(zmq.ROUTING_ID, name + b"\0" + secrets.token_bytes(16))
             if "[" in rest:
                 self._socket.setsockopt(zmq.IPV6, 1)
             if keys is not None:

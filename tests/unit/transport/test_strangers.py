@@ -169,6 +169,84 @@ def test_an_absent_listener_accuses_no_key() -> None:
         connection.close()
 
 
+def _shut(end: socket.socket) -> None:
+    try:
+        end.shutdown(socket.SHUT_RDWR)
+    except OSError:  # it is down already
+        pass
+
+
+class DeafRelay:
+    """A TCP relay whose connections can die on the peer's side only: the listener never hears of it."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.removeprefix("tcp://").rpartition(":")
+        self._target = (host, int(port))
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._server.accept()
+            except OSError:
+                return
+            target = socket.create_connection(self._target)
+            self._pairs.append((peer, target))
+            for source, sink in ((peer, target), (target, peer)):
+                thread = threading.Thread(target=self._pump, args=(source, sink))
+                thread.start()
+                self._threads.append(thread)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+        except OSError:
+            pass
+
+    def cut_peers(self) -> None:
+        for peer, _ in list(self._pairs):
+            _shut(peer)
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        for pair in self._pairs:
+            for end in pair:
+                _shut(end)
+        for thread in self._threads:
+            thread.join()
+        for pair in self._pairs:
+            for end in pair:
+                end.close()
+        self._server.close()
+
+
+def test_a_connection_that_died_unseen_is_replaced_at_once(scene: Scene) -> None:
+    """The listener holds the old connection for alive for a minute more; the peer's new one takes its place."""
+    relay = DeafRelay(scene.listener.address)
+    keys = ClientKeys(scene.second, scene.server.public)
+    connection = connect(relay.address, identity="w1", limits=LIMITS, keys=keys)
+    try:
+        greet(scene.listener, connection, "w1")
+        for _ in range(3):
+            relay.cut_peers()
+            wait_until(
+                lambda: connection.receive(0.01) is None and not cast("ZmqConnection", connection).ready, "it is cut"
+            )
+            wait_until(
+                lambda: connection.receive(0.01) is None and cast("ZmqConnection", connection).ready, "it is back"
+            )
+            greet(scene.listener, connection, "w1")
+    finally:
+        connection.close()
+        relay.close()
+
+
 def test_an_allow_list_that_fails_lets_nobody_in() -> None:
     server, own = new_key_pair(), new_key_pair()
 
