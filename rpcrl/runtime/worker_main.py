@@ -21,7 +21,7 @@ from rpcrl.runtime.main_module import load_main
 from rpcrl.runtime.process_group import hold_port
 from rpcrl.runtime.serve import CallServer
 from rpcrl.runtime.worker import WorkerContext, set_context
-from rpcrl.transport.base import ClientKeys, KeyPair
+from rpcrl.transport.base import ClientKeys, KeyPair, Limits
 from rpcrl.transport.open import connect
 from rpcrl.version import __version__
 from rpcrl.wire.codec import decode
@@ -47,6 +47,7 @@ def main() -> int:
     connection = connect(
         bootstrap["address"],
         identity=context.identity,
+        limits=Limits(handshake_s=bootstrap["handshake_s"]),
         keys=ClientKeys(KeyPair(keys["public"], keys["secret"]), keys["server_public"]) if keys else None,
     )
     imports = ImportPolicy(tuple(bootstrap["allow_imports"]))
