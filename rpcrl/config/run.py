@@ -99,8 +99,8 @@ class Optim(Section):
 
     lr: NotNegative = _setting(5e-4, "Peak learning rate")
     lr_warmup_steps: CountOrZero = _setting(5, "Linear warm-up, trainer steps")
-    lr_scheduler_type: Literal["linear", "constant"] = _setting(
-        "linear", "After the warm-up: linear decay to 0 at the last step, or constant"
+    lr_scheduler_type: Literal["linear", "constant", "cosine"] = _setting(
+        "linear", "After the warm-up: linear or cosine decay, to 0 just after the last step, or constant"
     )
     betas: Betas = _setting((0.9, 0.99), "AdamW's two decay rates, each in [0, 1)")
     weight_decay: NotNegative = _setting(0.0, "AdamW weight decay")

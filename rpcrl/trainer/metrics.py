@@ -9,14 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from rpcrl.errors import BatchError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rpcrl.batch.data_proto import DataProto
 
-__all__ = ["PhaseTimer", "data_metrics", "log_prob_difference", "reduce_metrics", "timing_metrics"]
+__all__ = ["PhaseTimer", "data_metrics", "log_prob_difference", "reduce_metrics", "tensors_of", "timing_metrics"]
+
+
+def tensors_of(batch: DataProto) -> Any:
+    """Return the batch's TensorDict; raises BatchError for a batch without tensors."""
+    tensors = batch.batch
+    if tensors is None:
+        raise BatchError(f"a batch without tensors came to a step that reads some: {batch!r}")
+    return tensors
 
 
 class PhaseTimer:
@@ -55,7 +65,7 @@ def data_metrics(batch: DataProto, *, max_prompt_length: int, max_response_lengt
     Reads ``token_level_scores``, ``token_level_rewards``, ``advantages``, ``returns``, ``response_mask``,
     ``attention_mask``. ``clip_ratio`` is the share of samples at the maximal length.
     """
-    columns = batch.batch
+    columns = tensors_of(batch)
     mask = columns["response_mask"].bool()
     response_tokens = mask.sum(-1)
     prompt_tokens = columns["attention_mask"].sum(-1) - columns["attention_mask"][:, -mask.shape[1] :].sum(-1)
@@ -118,7 +128,7 @@ def reduce_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def log_prob_difference(batch: DataProto) -> dict[str, float]:
     """Compare the probabilities that sampler and trainer give the sampled tokens (both columns must be there)."""
-    columns = batch.batch
+    columns = tensors_of(batch)
     mask = columns["response_mask"].bool()
     if not bool(mask.any()):
         return {"training/rollout_probs_diff_valid": 0.0}

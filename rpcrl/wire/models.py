@@ -102,12 +102,17 @@ def _read_config(decoder: Decoder, node: list[Any]) -> object:
 
 def register_loaded() -> None:
     """Register the types of those libraries that this process has loaded; called each time one is first met."""
-    pydantic = sys.modules.get("pydantic.main")
-    if pydantic is not None:
-        writes(pydantic.BaseModel, subclasses=True)(_write_model)
-    omegaconf = sys.modules.get("omegaconf")
-    if omegaconf is not None:
-        writes(omegaconf.DictConfig, omegaconf.ListConfig)(_write_config)
-    batch = sys.modules.get("rpcrl.batch.data_proto")
-    if batch is not None:
-        writes(batch.DataProto, subclasses=True)(_write_data_proto)
+    base_model = _loaded("pydantic.main", "BaseModel")
+    if base_model is not None:
+        writes(base_model, subclasses=True)(_write_model)
+    kinds = [kind for kind in (_loaded("omegaconf", "DictConfig"), _loaded("omegaconf", "ListConfig")) if kind]
+    if kinds:
+        writes(*kinds)(_write_config)
+    data_proto = _loaded("rpcrl.batch.data_proto", "DataProto")
+    if data_proto is not None:
+        writes(data_proto, subclasses=True)(_write_data_proto)
+
+
+def _loaded(module: str, name: str) -> Any:
+    """Return a class of a module that is loaded; None also while another thread is still loading it."""
+    return getattr(sys.modules.get(module), name, None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rpcrl.testing.proxy import FaultProxy
 
 from rpcrl import Controller, ResourcePool, WorkerGroup
+from rpcrl.testing.proxy import FaultProxy
 from rpcrl.wire.messages import Call, Result
 from tests.cluster.group_workers import Toy
 

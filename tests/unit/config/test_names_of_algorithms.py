@@ -10,7 +10,7 @@ from rpcrl.algorithms.kl import KL_PENALTIES
 from rpcrl.config import rules
 from rpcrl.config.run import Model, Optim
 from rpcrl.engines.hf_model import DTYPES
-from rpcrl.trainer.learning_rate import SCHEDULES
+from rpcrl.engines.schedule import SCHEDULES
 
 
 def test_loss_aggregations_and_kl_estimators_are_the_same() -> None:

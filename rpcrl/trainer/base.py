@@ -1,0 +1,406 @@
+"""What do all trainer modes share? Start, restore, the loop around a step, evaluation, checkpoints and the end.
+
+A mode is a subclass that says what one step does (``ColocateTrainer``). The driver's heavy libraries are imported
+after the worker processes have been told to start, so both load at the same time.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rpcrl.errors import ConfigError, UsageError, Violation
+from rpcrl.logs import get_logger
+from rpcrl.trainer.checkpoint import CheckpointStore, Manifest, check_world, read_manifest
+from rpcrl.trainer.groups import GroupStart, RoleGroups, resolve_device
+from rpcrl.trainer.metrics import PhaseTimer, tensors_of
+from rpcrl.trainer.observer import Observer, RunInfo
+from rpcrl.trainer.run_directory import RunDirectory, write_atomically
+from rpcrl.trainer.totals import Totals
+
+if TYPE_CHECKING:
+    from rpcrl.config.run import RunConfig
+    from rpcrl.runtime.controller import Controller
+    from rpcrl.trainer.steps import Sampling
+    from rpcrl.trainer.tracking import Tracking
+    from rpcrl.trainer.validation import Validation
+
+__all__ = ["Trainer"]
+
+log = get_logger(__name__)
+
+
+class Trainer:
+    """A run of one mode, from its configuration to its summary. Use it once.
+
+    ``run_dir`` overrides the configuration's; ``observer`` hears of the progress; ``console`` and ``console_sink``
+    say which lines of the workers are shown, and who takes them (see ``Controller``).
+    """
+
+    mode: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        run_dir: Path | str | None = None,
+        observer: Observer | None = None,
+        console: str = "default",
+        console_sink: Callable[[str], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.observer = observer or Observer()
+        self.totals = Totals()
+        self.groups: RoleGroups
+        self.run: RunDirectory
+        self.tokenizer: Any = None
+        self.train: Any = None
+        self.heldout: Any = None
+        self.weight_version = 0
+        self.start_step = 0
+        self._console = console
+        self._console_sink = console_sink
+        self._reward_fn = ""
+        self._run_dir = run_dir
+        self._began_s = time.perf_counter()
+        self._earlier_wall_s = 0.0
+
+    # -- what a mode provides ------------------------------------------------------------------------------------------
+
+    def step(self, step: int, timer: PhaseTimer) -> dict[str, float]:
+        """Do everything of one step, including the weight sync at its end; returns its metrics."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what a step does")
+
+    # -- the three uses ------------------------------------------------------------------------------------------------
+
+    def fit(self) -> Mapping[str, object]:
+        """Train to the last step; returns the content of summary.json.
+
+        Raises ConfigError or CheckpointError before any process starts when the run directory or the checkpoint does
+        not fit; errors of the run end its processes in order. A run that is finished is not run again: its summary
+        comes back.
+        """
+        found = self._open_run()
+        last_step = self.config.trainer.total_training_steps
+        if found is not None and last_step is not None and found[1].step >= last_step:
+            summary = self.run.read_summary()
+            if summary is not None:
+                self.observer.on_status(
+                    f"this run is finished: step {found[1].step} of {last_step} is done; to go on, set a larger "
+                    "trainer.total_training_steps"
+                )
+                return summary
+        with self._open_controller() as controller:
+            self._start(controller)
+            self._restore(found)
+            self._announce(self.mode)
+            with self._open_tracking() as tracking:
+                self._sync_weights(self.weight_version)
+                self._validate_at_start(tracking)
+                for step in range(self.start_step + 1, self.total_steps + 1):
+                    self._one_step(step, tracking)
+            return self._finish()
+
+    def evaluate(self) -> dict[str, float]:
+        """Answer the held-out prompts with the model (or the checkpoint of ``trainer.resume``); nothing is trained."""
+        found = self._open_run()
+        with self._open_controller() as controller:
+            self._start(controller)
+            self._restore(found)
+            self._announce("eval-only")
+            self._sync_weights(self.weight_version)
+            validation = self.validate(self.start_step)
+            self._write_summary("eval-only", steps=self.start_step)
+        return validation.metrics
+
+    def generate(self) -> Path:
+        """Sample one training batch per step without training; returns the folder of the samples."""
+        found = self._open_run()
+        with self._open_controller() as controller:
+            self._start(controller)
+            self._restore(found)
+            self._announce("generate-only")
+            self._sync_weights(self.weight_version)
+            from rpcrl.trainer import steps
+            from rpcrl.trainer.validation import sample_rows
+
+            for step in range(self.start_step + 1, self.total_steps + 1):
+                timer = PhaseTimer(lambda phase, step=step: self.observer.on_phase(step, phase))  # type: ignore[misc]
+                with timer("gen"):
+                    batch = steps.generate(self.groups.rollout, self.next_prompts(), self.sampling, step=step)
+                with timer("reward"):
+                    batch = steps.reward(self.groups.reward, batch, self.tokenizer)
+                self.run.write_samples(f"step_{step}", sample_rows(batch, len(batch)))
+                tokens = int(tensors_of(batch)["attention_mask"].sum())
+                self._count(tokens, timer)
+                scores = [float(value) for value in batch.non_tensor_batch["score"]]
+                figures = {"critic/score/mean": sum(scores) / len(scores)}
+                figures.update({f"timing_s/{phase}": seconds for phase, seconds in timer.seconds.items()})
+                self.observer.on_step(step, figures)
+            self._write_summary("generate-only", steps=self.total_steps)
+        return self.run.samples
+
+    # -- what steps read -----------------------------------------------------------------------------------------------
+
+    @property
+    def total_steps(self) -> int:
+        """Number of the last step."""
+        steps = self.config.trainer.total_training_steps
+        if steps is not None:
+            return steps
+        if self.train is None:
+            raise UsageError("trainer.total_epochs is counted in steps only once the prompts are loaded")
+        per_epoch = self.train.batches_per_epoch
+        if per_epoch is None:
+            raise ConfigError(
+                [
+                    Violation(
+                        "trainer.total_epochs",
+                        "the built-in task has no end, so its epochs have no length",
+                        ("set trainer.total_training_steps",),
+                    )
+                ]
+            )
+        return int(per_epoch) * (self.config.trainer.total_epochs or 1)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How training samples are drawn."""
+        from rpcrl.trainer.steps import Sampling
+
+        rollout = self.config.actor_rollout_ref.rollout
+        return Sampling(
+            n=rollout.n,
+            do_sample=True,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            response_length=self.config.data.max_response_length,
+            seed=self.config.trainer.seed,
+        )
+
+    @property
+    def validation_sampling(self) -> Sampling:
+        """How held-out prompts are answered."""
+        from rpcrl.trainer.steps import Sampling
+
+        settings = self.config.actor_rollout_ref.rollout.val_kwargs
+        return Sampling(
+            n=settings.n,
+            do_sample=settings.do_sample,
+            temperature=settings.temperature if settings.do_sample else 1.0,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            response_length=self.config.data.max_response_length,
+            seed=self.config.trainer.seed,
+        )
+
+    def next_prompts(self) -> Any:
+        """Return the prompts of the next step, each with a ``uid`` of its own: noise and groups go by it."""
+        return self.train.next_batch()
+
+    # -- parts of a run ------------------------------------------------------------------------------------------------
+
+    def _open_run(self) -> tuple[Path, Manifest] | None:
+        """Open the run directory and find the checkpoint to go on from, before any process starts."""
+        from rpcrl.trainer.sources import reward_function
+
+        resume = self.config.trainer.resume
+        checkpoint = None if resume in ("disable", "auto") else Path(resume).absolute()
+        given = self._run_dir or self.config.trainer.run_dir
+        if given is not None:
+            path = Path(given).absolute()
+        elif checkpoint is not None:
+            path = checkpoint.parent.parent
+        elif resume == "auto":
+            raise ConfigError(
+                [Violation("trainer.resume", "auto needs to know which run to go on with", ("name it: --run-dir DIR",))]
+            )
+        else:
+            trainer = self.config.trainer
+            stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+            path = Path("runs").absolute() / trainer.project_name / f"{trainer.experiment_name}-{stamp}"
+        self._reward_fn = reward_function(self.config)
+        own = resume == "auto" or (checkpoint is not None and path in checkpoint.parents)
+        self.run = RunDirectory.open(path, resume=own)
+        self._store = CheckpointStore(self.run.checkpoints, keep=self.config.trainer.max_actor_ckpt_to_keep)
+        if resume == "auto":
+            checkpoint = self._store.latest()
+        if checkpoint is None:
+            return None
+        manifest = read_manifest(checkpoint)
+        trainer = self.config.trainer
+        check_world(manifest, {"actor": trainer.nnodes * trainer.n_gpus_per_node}, directory=checkpoint)
+        return checkpoint, manifest
+
+    def _open_controller(self) -> Controller:
+        from rpcrl.runtime.controller import Controller
+
+        self.observer.on_status("starting")
+        return Controller(log_dir=self.run.logs, console=self._console, console_sink=self._console_sink)
+
+    def _start(self, controller: Controller) -> None:
+        from rpcrl.trainer.sources import model_folder
+
+        trainer = self.config.trainer
+        count = trainer.nnodes * trainer.n_gpus_per_node
+        self.observer.on_status(f"starting {count} trainer and {self.config.reward.num_workers} reward processes")
+        model_path = str(model_folder(self.config))
+        starting = GroupStart(
+            controller,
+            self.config,
+            model_path=model_path,
+            reward_fn=self._reward_fn,
+            device=resolve_device(self.config),
+        )
+        from rpcrl.config.load import to_yaml
+
+        write_atomically(self.run.config, to_yaml(self.config))
+        self._load_driver(model_path)
+        self.groups = starting.result()
+
+    def _load_driver(self, model_path: str) -> None:
+        import torch
+
+        from rpcrl.engines.hf_model import load_tokenizer
+        from rpcrl.trainer.sources import open_heldout, open_training
+
+        torch.set_num_threads(1)
+        self.tokenizer = load_tokenizer(model_path)
+        self.train = open_training(self.config, self.tokenizer)
+        self.heldout = open_heldout(self.config, self.tokenizer)
+
+    def _restore(self, found: tuple[Path, Manifest] | None) -> None:
+        if found is None:
+            return
+        directory, manifest = found
+        self.observer.on_status(f"restoring step {manifest.step} from {directory}")
+        self.train.load_state(manifest.data)
+        self.groups.actor.load_checkpoint(str(directory), manifest.ranks["actor"])
+        self.start_step = manifest.step
+        self.weight_version = manifest.weight_version
+        self.totals = Totals.from_json(manifest.totals)
+        self._earlier_wall_s = self.totals.wall_s
+
+    def _announce(self, mode: str) -> None:
+        roles = {role: group.world_size for role, group in self.groups.by_role().items()}
+        self.observer.on_start(RunInfo(mode, self.run.path, self.start_step, self.total_steps, roles))
+
+    def _open_tracking(self) -> Tracking:
+        from rpcrl.trainer.tracking import Tracking
+
+        return Tracking(self.run, start_step=self.start_step)
+
+    def _sync_weights(self, version: int) -> None:
+        from rpcrl.trainer import steps
+
+        steps.update_weights(self.groups.rollout, version=version)
+
+    def sync_weights(self) -> None:
+        """Give the rollout the current weights as the next version."""
+        self.weight_version += 1
+        self._sync_weights(self.weight_version)
+        self.totals.weight_syncs += 1
+
+    def validate(self, step: int) -> Validation:
+        """Evaluate on the held-out prompts and note the figures."""
+        from rpcrl.trainer.validation import validate
+
+        validation = validate(
+            self.groups.rollout,
+            self.groups.reward,
+            self.heldout,
+            self.validation_sampling,
+            self.tokenizer,
+            step=step,
+            batch_size=self.config.data.val_batch_size,
+            num_samples=self.config.trainer.log_val_generations,
+        )
+        self.totals.saw_heldout(validation.accuracy)
+        if validation.samples:
+            self.run.write_samples(f"validation_{step}", validation.samples)
+        self.observer.on_validate(step, validation.metrics)
+        return validation
+
+    def _validate_at_start(self, tracking: Tracking) -> None:
+        if self.start_step or self.heldout is None or not self.config.trainer.val_before_train:
+            return
+        timer = self._timer(0)
+        with timer("testing"):
+            metrics = self.validate(0).metrics
+        tracking.log(0, {**metrics, "timing_s/testing": timer.seconds["testing"]})
+
+    def _timer(self, step: int) -> PhaseTimer:
+        return PhaseTimer(lambda phase: self.observer.on_phase(step, phase))
+
+    def _count(self, tokens: int, timer: PhaseTimer) -> None:
+        self.totals.tokens += tokens
+        self.totals.add_phases(timer.seconds)
+
+    def _one_step(self, step: int, tracking: Tracking) -> None:
+        last = step == self.total_steps
+        timer = self._timer(step)
+        metrics = self.step(step, timer)
+        metrics["training/global_step"] = float(step)
+        outside = self._timer(step)
+        test_freq, save_freq = self.config.trainer.test_freq, self.config.trainer.save_freq
+        if self.heldout is not None and (last or (test_freq > 0 and step % test_freq == 0)):
+            with outside("testing"):
+                metrics.update(self.validate(step).metrics)
+        self._count(int(metrics.get("perf/total_num_tokens", 0)), timer)
+        manifest = None
+        if last or (save_freq > 0 and step % save_freq == 0):
+            with outside("save_checkpoint"):
+                manifest = self._save_shards(step)
+        metrics.update({f"timing_s/{phase}": seconds for phase, seconds in outside.seconds.items()})
+        self.totals.add_phases(outside.seconds)
+        # the line goes out before the checkpoint counts: a run resumed from it finds the line of its last step
+        tracking.log(step, metrics)
+        if manifest is not None:
+            self._store.publish(manifest)
+        self.observer.on_step(step, metrics)
+
+    def _save_shards(self, step: int) -> Manifest:
+        directory = self._store.begin(step)
+        entries = self.groups.actor.save_checkpoint(str(directory))
+        self.totals.wall_s = self._wall_s()
+        return Manifest(
+            step=step,
+            world={"actor": self.groups.actor.world_size},
+            ranks={"actor": entries},
+            weight_version=self.weight_version,
+            data=self.train.state(),
+            totals=self.totals.to_json(),
+        )
+
+    def _finish(self) -> dict[str, object]:
+        self.observer.on_status(f"writing the model to {self.run.hf}")
+        self.groups.actor.export_model(str(self.run.hf))
+        return self._write_summary(self.mode, steps=self.total_steps)
+
+    def _wall_s(self) -> float:
+        return self._earlier_wall_s + time.perf_counter() - self._began_s
+
+    def _write_summary(self, mode: str, *, steps: int) -> dict[str, object]:
+        # Linux counts in KiB; the workers' figures come from the ends of their processes
+        peaks = {"driver": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        for role, group in self.groups.by_role().items():
+            peaks[role] = max(exit.peak_rss_bytes for exit in group.close())
+        totals = self.totals
+        summary: dict[str, object] = {
+            "mode": mode,
+            "steps": steps,
+            "wall_s": self._wall_s(),
+            "phases_s": dict(totals.phases_s),
+            "heldout_accuracy": {"start": totals.heldout_start, "end": totals.heldout_end},
+            "weight_syncs": totals.weight_syncs,
+            "tokens": totals.tokens,
+            "peak_rss_bytes": peaks,
+        }
+        self.run.write_summary(summary)
+        self.observer.on_end(summary)
+        return summary

@@ -1,0 +1,121 @@
+"""How does one pool do everything, one thing after another? The synchronous colocate mode.
+
+Actor, rollout and reference share each process of the pool. A step generates, puts the rollout to sleep (its memory
+is the trainer's meanwhile), scores, trains, and wakes the rollout with the new weights: samples are never older than
+the weights that they train.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from rpcrl.trainer.base import Trainer
+from rpcrl.trainer.metrics import PhaseTimer, data_metrics, log_prob_difference, tensors_of, timing_metrics
+
+if TYPE_CHECKING:
+    from rpcrl.batch.data_proto import DataProto
+
+__all__ = ["ColocateTrainer"]
+
+
+class ColocateTrainer(Trainer):
+    """GRPO on one pool without overlap: each step samples with the weights that the step before it made."""
+
+    mode: ClassVar[str] = "colocate"
+
+    def step(self, step: int, timer: PhaseTimer) -> dict[str, float]:
+        """Do one step: B × n samples, B / M × epochs optimizer steps, one weight sync."""
+        began_s = time.perf_counter()
+        batch = self.sample(step, timer)
+        batch, metrics = self.score(batch, timer)
+        with timer("update_actor"):
+            metrics.update(self.update_actor(batch, step))
+        with timer("update_weights"):
+            self.sync_weights()
+        step_s = time.perf_counter() - began_s
+        metrics.update(self._figures(batch, timer, step_s))
+        self._write_step_samples(batch, step)
+        return metrics
+
+    def sample(self, step: int, timer: PhaseTimer) -> DataProto:
+        """Generate the step's samples; afterwards the rollout sleeps (``free_cache_engine``)."""
+        from rpcrl.trainer import steps
+
+        rollout = self.config.actor_rollout_ref.rollout
+        with timer("gen"):
+            batch = steps.generate(self.groups.rollout, self.next_prompts(), self.sampling, step=step)
+            if rollout.free_cache_engine:
+                self.groups.rollout.sleep()
+        return batch
+
+    def score(self, batch: DataProto, timer: PhaseTimer) -> tuple[DataProto, dict[str, float]]:
+        """Add rewards, log-probs and advantages."""
+        from rpcrl.trainer import steps
+
+        algorithm = self.config.algorithm
+        metrics: dict[str, float] = {}
+        with timer("reward"):
+            batch = self.reward(batch)
+        with timer("old_log_prob"):
+            batch = steps.old_log_prob(self.groups.actor, batch, recompute=algorithm.recompute_old_log_prob)
+            if algorithm.recompute_old_log_prob:
+                metrics.update(log_prob_difference(batch))
+        if self.groups.reference is not None:
+            with timer("ref"):
+                batch = steps.ref_log_prob(self.groups.reference, batch)
+        with timer("adv"):
+            batch, more = steps.advantage(batch, algorithm)
+        return batch, {**metrics, **more}
+
+    def reward(self, batch: DataProto) -> DataProto:
+        """Score the responses of a training batch."""
+        from rpcrl.trainer import steps
+
+        return steps.reward(self.groups.reward, batch, self.tokenizer)
+
+    def update_actor(self, batch: DataProto, step: int) -> dict[str, float]:
+        """Make the step's optimizer steps."""
+        from rpcrl.engines.schedule import learning_rate
+        from rpcrl.trainer import steps
+
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        rate = learning_rate(
+            step - 1,
+            lr=actor.optim.lr,
+            total_steps=self.total_steps,
+            warmup_steps=actor.optim.lr_warmup_steps,
+            kind=actor.optim.lr_scheduler_type,
+        )
+        return steps.update_actor(
+            self.groups.actor,
+            batch,
+            mini_batch_rows=actor.ppo_mini_batch_size * rollout.n,
+            epochs=actor.ppo_epochs,
+            lr=rate,
+            temperature=rollout.temperature,
+            extra_columns=("ref_log_prob",) if actor.use_kl_loss else (),
+        )
+
+    def _figures(self, batch: DataProto, timer: PhaseTimer, step_s: float) -> dict[str, float]:
+        data, trainer = self.config.data, self.config.trainer
+        metrics = data_metrics(
+            batch, max_prompt_length=data.max_prompt_length, max_response_length=data.max_response_length
+        )
+        metrics.update(
+            timing_metrics(
+                timer.seconds,
+                step_s=step_s,
+                total_tokens=int(tensors_of(batch)["attention_mask"].sum()),
+                response_tokens=int(tensors_of(batch)["response_mask"].sum()),
+                num_devices=trainer.nnodes * trainer.n_gpus_per_node,
+            )
+        )
+        return metrics
+
+    def _write_step_samples(self, batch: DataProto, step: int) -> None:
+        from rpcrl.trainer.validation import sample_rows
+
+        count = self.config.trainer.log_train_generations
+        if count:
+            self.run.write_samples(f"step_{step}", sample_rows(batch, count))

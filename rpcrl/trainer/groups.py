@@ -1,0 +1,117 @@
+"""Which processes does a colocate run have, and how are they started without waiting for one another?
+
+The global pool holds one process a slot with actor, rollout and (where a KL is used) reference in it; the reward pool
+holds plain CPU processes that never load torch. Both start at once, in threads, so that the driver can load its own
+libraries meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rpcrl.config.account import account, needs_reference
+from rpcrl.env import THREAD_VARIABLES
+from rpcrl.topology import ResourcePool
+
+if TYPE_CHECKING:
+    from rpcrl.config.run import RunConfig
+    from rpcrl.runtime.controller import Controller
+
+__all__ = ["GroupStart", "RoleGroups", "resolve_device"]
+
+
+@dataclass(frozen=True)
+class RoleGroups:
+    """The groups of a run, one view a role; ``reference`` is None where no KL is used."""
+
+    actor: Any
+    rollout: Any
+    reference: Any | None
+    reward: Any
+
+    def by_role(self) -> dict[str, Any]:
+        """Return the groups that are there, by the names that the summary uses."""
+        groups = {"actor": self.actor, "rollout": self.rollout, "ref": self.reference, "reward": self.reward}
+        return {role: group for role, group in groups.items() if group is not None}
+
+
+def resolve_device(config: RunConfig) -> str:
+    """Return ``cpu`` or ``cuda``; ``auto`` takes cuda where every slot of a node has a device."""
+    device = config.trainer.device
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.device_count() >= config.trainer.n_gpus_per_node else "cpu"
+
+
+class GroupStart:
+    """Starts the groups in the background; ``result`` waits for them."""
+
+    def __init__(
+        self, controller: Controller, config: RunConfig, *, model_path: str, reward_fn: str, device: str
+    ) -> None:
+        threads = str(config.trainer.threads_per_worker)
+        self._environment = dict.fromkeys(THREAD_VARIABLES, threads)
+        self._controller = controller
+        self._config = config
+        self._model_path = model_path
+        self._reward_fn = reward_fn
+        self._device = device
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="group-start")
+        self._global: Future[Mapping[str, Any]] = self._executor.submit(self._start_global)
+        self._reward: Future[Any] = self._executor.submit(self._start_reward)
+        self._executor.shutdown(wait=False)
+
+    def result(self) -> RoleGroups:
+        """Wait until every process is up; raises what the start of a group raised."""
+        views = self._global.result()
+        reward = self._reward.result()
+        return RoleGroups(views["actor"], views["rollout"], views.get("ref"), reward)
+
+    def _processes(self, pool_name: str) -> tuple[int, ...]:
+        """Return the processes on each node of a pool, from the account that ``rpcrl plan`` prints."""
+        return next(pool.process_on_nodes for pool in account(self._config).pools if pool.name == pool_name)
+
+    def _start_global(self) -> Mapping[str, Any]:
+        from rpcrl.roles.actor import ActorWorker
+        from rpcrl.roles.reference import ReferenceWorker
+        from rpcrl.roles.rollout import RolloutWorker
+        from rpcrl.runtime.worker_group import ClassWithInitArgs, WorkerGroup
+
+        trainer, roles = self._config.trainer, self._config.actor_rollout_ref
+        pool = ResourcePool(
+            self._processes("global_pool"),
+            max_colocate_count=trainer.max_colocate_count,
+            device=self._device,
+            name="global_pool",
+        )
+        common = {"model_path": self._model_path, "device": self._device, "threads": trainer.threads_per_worker}
+        classes = {
+            "actor": ClassWithInitArgs(ActorWorker, roles, **common, seed=trainer.seed),
+            "rollout": ClassWithInitArgs(RolloutWorker, roles, **common),
+        }
+        if needs_reference(self._config):
+            classes["ref"] = ClassWithInitArgs(ReferenceWorker, roles, **common)
+        group = WorkerGroup(pool, classes, name="trainer", environment=self._environment, controller=self._controller)
+        views: Mapping[str, Any] = group.spawn()
+        return views
+
+    def _start_reward(self) -> Any:
+        from rpcrl.rewards.worker import RewardWorker
+        from rpcrl.runtime.worker_group import WorkerGroup
+
+        reward = self._config.reward
+        pool = ResourcePool(self._processes("reward_workers"), device=None, name="reward_workers")
+        return WorkerGroup(
+            pool,
+            RewardWorker,
+            self._reward_fn,
+            reward.reward_kwargs,
+            name="reward",
+            environment=dict.fromkeys(THREAD_VARIABLES, "1"),
+            controller=self._controller,
+        )

@@ -1,0 +1,238 @@
+"""What are the steps of RL post-training? A batch goes in, a batch with more columns comes out.
+
+Every trainer is a program over these functions; a mode only decides when each runs and when weights move. They use
+no more of a batch than ``select``, ``union``, ``chunk``, ``split``, ``concat``, ``repeat`` and ``[]``, plus the few
+columns that the driver itself needs. N = prompts × n samples, P prompt columns, R response columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from rpcrl.algorithms.advantages import get_advantage
+from rpcrl.algorithms.aggregate import BatchCounts
+from rpcrl.algorithms.kl import kl_in_reward
+from rpcrl.batch.data_proto import DataProto
+from rpcrl.errors import BatchError
+from rpcrl.trainer.metrics import reduce_metrics, tensors_of
+
+if TYPE_CHECKING:
+    from rpcrl.config.run import Algorithm
+
+__all__ = [
+    "Sampling",
+    "TextDecoder",
+    "advantage",
+    "generate",
+    "old_log_prob",
+    "ref_log_prob",
+    "reward",
+    "update_actor",
+    "update_weights",
+]
+
+ACTOR_COLUMNS = (
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "responses",
+    "response_mask",
+)
+"""What a model needs to give the responses their log-probs."""
+
+
+class TextDecoder(Protocol):
+    """The part of a tokenizer that turns responses into text."""
+
+    def batch_decode(self, sequences: Any, skip_special_tokens: bool = False) -> list[str]:
+        """Return the text of each sequence of token ids."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are sampled."""
+
+    n: int
+    """Samples per prompt."""
+    do_sample: bool
+    temperature: float
+    top_p: float
+    top_k: int
+    response_length: int
+    """Longest response, tokens."""
+    seed: int
+
+    def meta_info(self, step: int) -> dict[str, object]:
+        """Return the settings as a rollout engine reads them."""
+        return {
+            "do_sample": self.do_sample,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "response_length": self.response_length,
+            "seed": self.seed,
+            "global_steps": step,
+        }
+
+
+def _object_array(values: Sequence[object]) -> np.ndarray[Any, np.dtype[np.object_]]:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def generate(rollout: Any, prompts: DataProto, sampling: Sampling, *, step: int) -> DataProto:
+    """Sample n responses per prompt; returns N rows, the n of a prompt side by side.
+
+    ``prompts`` has ``input_ids``/``attention_mask`` [B, P] and a non-tensor ``uid`` per prompt. The result has the
+    prompt's non-tensor columns, ``sample_index`` (0 … n−1), and what ``RolloutEngine.generate`` adds.
+    """
+    repeated = prompts.repeat(sampling.n, interleave=True)
+    index = _object_array([row % sampling.n for row in range(len(repeated))])
+    request = DataProto(
+        batch=repeated.select(batch_keys=["input_ids", "attention_mask"], non_tensor_batch_keys=[]).batch,
+        non_tensor_batch={"uid": repeated.non_tensor_batch["uid"], "sample_index": index},
+        meta_info=sampling.meta_info(step),
+    )
+    sampled: DataProto = rollout.generate_sequences(request)
+    if len(sampled) != len(repeated):
+        raise BatchError(f"the rollout returned {len(sampled)} rows for {len(repeated)} requests")
+    return DataProto(
+        batch=sampled.batch,
+        non_tensor_batch={**repeated.non_tensor_batch, **sampled.non_tensor_batch, "sample_index": index},
+        meta_info={"weight_version": sampled.meta_info["weight_version"]},
+    )
+
+
+def decode_responses(batch: DataProto, decoder: TextDecoder) -> list[str]:
+    """Return each row's response as text, without special tokens and padding."""
+    lengths = tensors_of(batch)["response_mask"].sum(-1).tolist()
+    tokens = tensors_of(batch)["responses"].tolist()
+    rows = [row[: int(length)] for row, length in zip(tokens, lengths, strict=True)]
+    return decoder.batch_decode(rows, skip_special_tokens=True)
+
+
+def reward(workers: Any, batch: DataProto, decoder: TextDecoder) -> DataProto:
+    """Score each response; adds ``token_level_scores`` [N, R] (the score on the last response token).
+
+    Also adds the non-tensor columns ``response_text`` and whatever else the reward workers return.
+    """
+    texts = _object_array(decode_responses(batch, decoder))
+    columns = {**batch.non_tensor_batch, "response_text": texts}
+    request = DataProto(batch=None, non_tensor_batch=columns, meta_info={})
+    scored: DataProto = workers.compute_reward(request)
+    scores = torch.tensor([float(value) for value in scored.non_tensor_batch["score"]], dtype=torch.float32)
+    mask = tensors_of(batch)["response_mask"]
+    token_scores = torch.zeros(mask.shape, dtype=torch.float32)
+    lengths = mask.sum(-1).long()
+    # a response without a token still has its score, on the first column, which no loss reads
+    last = (lengths - 1).clamp(min=0)
+    token_scores[torch.arange(len(scores)), last] = scores
+    return batch.union(
+        DataProto.from_dict(
+            tensors={"token_level_scores": token_scores},
+            non_tensors={"response_text": texts, **scored.non_tensor_batch},
+        )
+    )
+
+
+def old_log_prob(actor: Any, batch: DataProto, *, recompute: bool) -> DataProto:
+    """Add ``old_log_probs`` [N, R]: the sampler's own, or with ``recompute`` those of the trainer's model."""
+    if recompute:
+        scored: DataProto = actor.compute_log_prob(
+            batch.select(batch_keys=list(ACTOR_COLUMNS), non_tensor_batch_keys=[])
+        )
+        return batch.union(scored.select(batch_keys=["old_log_probs"]))
+    sampler = tensors_of(batch)["rollout_log_probs"]
+    return batch.union(DataProto.from_dict(tensors={"old_log_probs": sampler.clone()}))
+
+
+def ref_log_prob(reference: Any, batch: DataProto) -> DataProto:
+    """Add ``ref_log_prob`` [N, R]: log-probs under the frozen reference policy."""
+    scored: DataProto = reference.compute_ref_log_prob(
+        batch.select(batch_keys=list(ACTOR_COLUMNS), non_tensor_batch_keys=[])
+    )
+    return batch.union(scored.select(batch_keys=["ref_log_prob"]))
+
+
+def advantage(batch: DataProto, algorithm: Algorithm) -> tuple[DataProto, dict[str, float]]:
+    """Add ``token_level_rewards``, ``advantages`` and ``returns``, each [N, R]; runs on the driver.
+
+    With ``use_kl_in_reward`` the KL to the reference is taken off the scores first, and its mean is reported.
+    """
+    columns = tensors_of(batch)
+    mask = columns["response_mask"]
+    metrics: dict[str, float] = {}
+    rewards = columns["token_level_scores"]
+    if algorithm.use_kl_in_reward:
+        coefficient = algorithm.kl_ctrl.kl_coef
+        rewards, mean_kl = kl_in_reward(
+            rewards,
+            columns["old_log_probs"],
+            columns["ref_log_prob"],
+            mask,
+            kl_coef=coefficient,
+            kind=algorithm.kl_penalty,
+        )
+        metrics = {"actor/reward_kl_penalty": float(mean_kl), "actor/reward_kl_penalty_coeff": coefficient}
+    estimate = get_advantage(algorithm.adv_estimator)
+    advantages, returns = estimate(
+        rewards,
+        mask,
+        batch.non_tensor_batch["uid"],
+        norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+    )
+    added = {"token_level_rewards": rewards.clone(), "advantages": advantages, "returns": returns}
+    return batch.union(DataProto.from_dict(tensors=added)), metrics
+
+
+def update_actor(
+    actor: Any,
+    batch: DataProto,
+    *,
+    mini_batch_rows: int,
+    epochs: int,
+    lr: float,
+    temperature: float,
+    extra_columns: Sequence[str] = (),
+) -> dict[str, float]:
+    """Make ``len(batch) / mini_batch_rows × epochs`` optimizer steps; returns ``actor/*`` figures.
+
+    Rows go to mini-batches in their order, so which rows make a mini-batch depends neither on the number of ranks nor
+    on micro-batches; each mini-batch carries its own counts, so its loss does not either.
+    Raises BatchError when the rows do not divide into mini-batches of that size.
+    """
+    if len(batch) % mini_batch_rows:
+        raise BatchError(
+            f"{len(batch)} samples do not divide into mini-batches of {mini_batch_rows} (ppo_mini_batch_size x "
+            "rollout.n); make train_batch_size a multiple of ppo_mini_batch_size"
+        )
+    columns = [*ACTOR_COLUMNS, "old_log_probs", "advantages", *extra_columns]
+    rows = batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[])
+    parts: list[Mapping[str, float]] = []
+    for _ in range(epochs):
+        for mini in rows.split(mini_batch_rows):
+            counts = BatchCounts.of(tensors_of(mini)["response_mask"], dp_size=actor.world_size)
+            request = DataProto(
+                batch=mini.batch,
+                non_tensor_batch={},
+                meta_info={**counts.as_meta_info(), "lr": lr, "temperature": temperature},
+            )
+            per_rank: list[Mapping[str, float]] = actor.update_actor(request)
+            parts.append(reduce_metrics(per_rank))
+    metrics = {f"actor/{name}": value for name, value in reduce_metrics(parts).items()}
+    metrics["actor/num_updates"] = float(len(parts))
+    if "actor/skipped" in metrics:
+        metrics["actor/skipped"] *= len(parts)
+    return metrics
+
+
+def update_weights(rollout: Any, *, version: int) -> None:
+    """Give the rollout the trainer's current weights in place, as ``version``; a sleeping rollout wakes first."""
+    rollout.update_weights(version)

@@ -1,0 +1,110 @@
+"""Is a run that was stopped and resumed the run that was never stopped, bit for bit?"""
+
+import json
+
+import pytest
+import tensorboardX  # noqa: F401  (sets an environment variable when it is first imported)
+
+from rpcrl.errors import CheckpointError, ConfigError
+from tests.e2e.jobs import copy_up_to, metric_lines, train, weights_of, without_times
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+STEPS = 5
+# 16 rows and 8 prompts a step: an epoch has two steps, and steps 2 and 4 end one.
+JOB = (f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=2", "data.shuffle=true")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    from rpcrl.tasks.sort_digits import train_row
+
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    path.write_text("".join(json.dumps(train_row(5, index)) + "\n" for index in range(16)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def job(rows):
+    return (*JOB, f"data.train_files={rows}", "reward.fn=rpcrl.tasks.sort_digits:score", f"data.val_files={rows}")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, job):
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    train(run_dir, *job)
+    return run_dir
+
+
+def check(whole, resumed):
+    assert weights_of(resumed) == weights_of(whole)
+    assert [without_times(line) for line in metric_lines(resumed)] == [
+        without_times(line) for line in metric_lines(whole)
+    ]
+    last = f"checkpoints/global_step_{STEPS}/manifest.json"
+    manifests = [json.loads((run / last).read_text()) for run in (whole, resumed)]
+    # every file of the last checkpoint (weights, optimizer, random state) has the same bytes
+    assert manifests[0]["ranks"] == manifests[1]["ranks"]
+    assert manifests[0]["data"] == manifests[1]["data"]
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_p98_resumed_at_an_epochs_end_and_in_its_middle(whole, job, tmp_path, step):
+    resumed = copy_up_to(whole, step, tmp_path / "run")
+    trainer = train(resumed, *job, "trainer.resume=auto")
+    assert trainer.start_step == step
+    check(whole, resumed)
+    summary, original = (json.loads((run / "summary.json").read_text()) for run in (resumed, whole))
+    for key in ("steps", "weight_syncs", "tokens", "heldout_accuracy"):
+        assert summary[key] == original[key], "the summary covers the part before the stop too"
+    assert trainer.run.read_summary()["wall_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_p98_resumed_after_every_step(whole, job, tmp_path, step):
+    resumed = copy_up_to(whole, step, tmp_path / "run")
+    train(resumed, *job, "trainer.resume=auto")
+    check(whole, resumed)
+
+
+def test_a_checkpoint_can_be_named_and_another_directory_filled(whole, job, tmp_path):
+    train(tmp_path / "new", *job, f"trainer.resume={whole}/checkpoints/global_step_4")
+    assert weights_of(tmp_path / "new") == weights_of(whole)
+    assert [line["step"] for line in metric_lines(tmp_path / "new")] == [5]
+
+
+def test_killed_after_the_last_checkpoint_the_run_is_only_finished(whole, job, tmp_path):
+    resumed = copy_up_to(whole, STEPS, tmp_path / "run")
+    train(resumed, *job, "trainer.resume=auto")
+    check(whole, resumed)
+    assert json.loads((resumed / "summary.json").read_text())["steps"] == STEPS
+
+
+def test_another_number_of_workers_is_refused_before_anything_starts(whole, job, tmp_path):
+    resumed = copy_up_to(whole, 2, tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"written by 2 ranks of role 'actor', this run has 1"):
+        train(resumed, *job, "trainer.resume=auto", "trainer.n_gpus_per_node=1")
+
+
+def test_other_data_is_refused(whole, job, tmp_path):
+    resumed = copy_up_to(whole, 2, tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"data position has seed=0, this run has 9"):
+        train(resumed, *job, "trainer.resume=auto", "data.seed=9")
+
+
+def test_a_damaged_shard_is_refused_and_named(whole, job, tmp_path):
+    resumed = copy_up_to(whole, 2, tmp_path / "run")
+    shard = next((resumed / "checkpoints/global_step_2/actor/rank_1").glob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(Exception, match=rf"actor/rank_1/{shard.name} has SHA-256"):
+        train(resumed, *job, "trainer.resume=auto")
+
+
+def test_resume_without_a_directory_says_what_is_missing(job):
+    with pytest.raises(
+        ConfigError, match="auto goes on with the run in the run directory, and no run directory is named"
+    ):
+        train(None, *job, "trainer.resume=auto")
