@@ -283,6 +283,7 @@ class Controller:
             "main": describe_main(),
             "allow_imports": sorted(self._allow_imports),
             "keys": self._new_peer_keys(member.identity),
+            "handshake_s": self.start_timeout_s,
         }
         return json.dumps(bootstrap).encode()
 

@@ -1,0 +1,55 @@
+"""Does the quick start work on a machine without a GPU, from one command?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ABOUT_A_MINUTE_S = 90.0
+
+pytestmark = pytest.mark.cluster
+
+
+def _launch(tmp_path: Path, *settings: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "rpcrl.cli.main", "launch", "--mode", "colocate", "--run-dir", str(run_dir)]
+    done = subprocess.run(
+        [*command, *settings],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done, run_dir
+
+
+def test_p42_the_quick_start_runs_without_a_gpu(tmp_path: Path) -> None:
+    """Nobody has to say that there is no GPU: the default device is what the machine has."""
+    done, run_dir = _launch(tmp_path, "trainer.total_training_steps=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    assert summary["mode"] == "colocate"
+    assert summary["steps"] == 2
+    assert 0.44 <= summary["heldout_accuracy"]["start"] <= 0.56
+
+
+@pytest.mark.slow
+def test_p42_the_whole_default_job_learns_in_about_a_minute(tmp_path: Path) -> None:
+    started = time.monotonic()
+    done, run_dir = _launch(tmp_path, "trainer.device=cpu")
+    took_s = time.monotonic() - started
+    assert done.returncode == 0, done.stdout + done.stderr
+    accuracy = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["heldout_accuracy"]
+    assert 0.44 <= accuracy["start"] <= 0.56
+    assert accuracy["end"] >= 0.93
+    assert took_s < ABOUT_A_MINUTE_S
