@@ -6,6 +6,7 @@ builds its roles, says that it is ready, and serves calls until it is told to en
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -14,14 +15,14 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from rpcrl import env, logs
 from rpcrl.runtime.main_module import load_main
 from rpcrl.runtime.process_group import hold_port
 from rpcrl.runtime.serve import CallServer
 from rpcrl.runtime.worker import WorkerContext, set_context
-from rpcrl.transport.base import ClientKeys, KeyPair, Limits
+from rpcrl.transport.base import ClientKeys, KeyPair
 from rpcrl.transport.open import connect
 from rpcrl.version import __version__
 from rpcrl.wire.codec import decode
@@ -47,7 +48,6 @@ def main() -> int:
     connection = connect(
         bootstrap["address"],
         identity=context.identity,
-        limits=Limits(handshake_s=bootstrap["handshake_s"]),
         keys=ClientKeys(KeyPair(keys["public"], keys["secret"]), keys["server_public"]) if keys else None,
     )
     imports = ImportPolicy(tuple(bootstrap["allow_imports"]))
@@ -145,5 +145,20 @@ def _find_class(path: str, main: dict[str, Any]) -> type:
     return kind
 
 
+def _leave(status: int) -> NoReturn:
+    """End this process now. Taking an interpreter with torch in it apart lasts a second and more, for nobody."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        code: object = main()
+    except SystemExit as end:
+        code = end.code
+        if isinstance(code, str):
+            sys.stderr.write(f"{code}\n")
+    _leave(code if isinstance(code, int) else int(code is not None))
