@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 from rpcrl import errors
+from tests.meta.sources import ROOT, tracked_files
 
 
 def _exceptions() -> list[type[BaseException]]:
@@ -37,3 +39,15 @@ def test_the_tree_names_the_builtin_bases() -> None:
         if match is not None:
             error = getattr(errors, match.group(1))
             assert match.group(2) in {base.__name__ for base in error.__mro__}, line
+
+
+def test_every_error_is_raised_somewhere_in_the_tests_or_in_a_kit() -> None:
+    text = "\n".join(
+        (ROOT / path).read_text(encoding="utf-8")
+        for path in tracked_files()
+        if (path.parts[0] == "tests" or path.parts[:2] == ("rpcrl", "testing"))
+        and path.suffix == ".py"
+        and path != Path("tests/meta/test_errors.py")
+    )
+    leaves = [error for error in _exceptions() if not error.__subclasses__()]
+    assert [error.__name__ for error in leaves if not re.search(rf"\b{error.__name__}\b", text)] == []
