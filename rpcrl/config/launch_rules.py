@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rpcrl.config.account import replica_devices
 from rpcrl.config.rules import ROLLOUT
-from rpcrl.config.run import BUILT_IN_TASK, RunConfig
+from rpcrl.config.run import BUILT_IN_TASK, GSM8K_PREFIX, RunConfig
 from rpcrl.errors import Violation
 
 __all__ = ["file_checks", "version_checks"]
@@ -75,8 +75,11 @@ def file_checks(config: RunConfig) -> list[Violation]:
     """Return which named files and folders are not there."""
     found: list[Violation] = []
     for key, path in (("data.train_files", config.data.train_files), ("data.val_files", config.data.val_files)):
-        if path not in (None, BUILT_IN_TASK) and not Path(str(path)).expanduser().is_file():
-            found.append(_missing(key, str(path), "file"))
+        if path is None or path == BUILT_IN_TASK:
+            continue
+        file = path.removeprefix(GSM8K_PREFIX)
+        if not Path(file).expanduser().is_file():
+            found.append(_missing(key, file, "file"))
     model = config.actor_rollout_ref.model.path
     if model is not None:
         folder = Path(model).expanduser()

@@ -14,7 +14,7 @@ from rpcrl.config.account import (
     rollout_devices,
     trainer_devices,
 )
-from rpcrl.config.run import BUILT_IN_TASK, RunConfig
+from rpcrl.config.run import BUILT_IN_TASK, PROMPT_SUFFIXES, RunConfig
 from rpcrl.errors import Violation
 
 __all__ = ["ADV_ESTIMATORS", "BACKENDS", "KL_TYPES", "LOSS_AGG_MODES", "check"]
@@ -409,9 +409,9 @@ def _files_and_functions(config: RunConfig) -> Iterator[Violation]:
         ("data.train_files", config.data.train_files),
         ("data.val_files", config.data.val_files),
     ):
-        if path is not None and path != BUILT_IN_TASK and not path.endswith(".jsonl"):
+        if path is not None and path != BUILT_IN_TASK and not path.endswith(PROMPT_SUFFIXES):
             yield Violation(
                 key,
-                f"{path!r} is neither a .jsonl file nor the built-in task sort_digits",
+                f"{path!r} is neither a {', '.join(PROMPT_SUFFIXES)} file nor the built-in task sort_digits",
                 ("write the rows to a .jsonl file, one JSON object a line", "or leave the key out"),
             )

@@ -13,7 +13,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 __all__ = [
     "BUILT_IN_TASK",
+    "GSM8K_PREFIX",
     "MODES",
+    "PROMPT_SUFFIXES",
     "Actor",
     "ActorRolloutRef",
     "Algorithm",
@@ -36,6 +38,9 @@ MODES = ("colocate", "colocate-async", "separate", "separate-async")
 """Trainer modes by their names on the command line."""
 
 BUILT_IN_TASK = "sort_digits"
+PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet")
+GSM8K_PREFIX = "gsm8k:"
+"""Before the path of a file of GSM8K's own records."""
 
 
 def _number_as_text(value: object) -> object:

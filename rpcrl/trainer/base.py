@@ -207,7 +207,7 @@ class Trainer:
 
     def _open_run(self) -> tuple[Path, Manifest] | None:
         """Open the run directory and find the checkpoint to go on from, before any process starts."""
-        from rpcrl.trainer.sources import reward_function
+        from rpcrl.trainer.sources import open_prompts, reward_function
 
         resume = self.config.trainer.resume
         checkpoint = None if resume in ("disable", "auto") else Path(resume).absolute()
@@ -225,6 +225,7 @@ class Trainer:
             stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
             path = Path("runs").absolute() / trainer.project_name / f"{trainer.experiment_name}-{stamp}"
         self._reward_fn = reward_function(self.config)
+        self._prompts = open_prompts(self.config)
         own = resume == "auto" or (checkpoint is not None and path in checkpoint.parents)
         self.run = RunDirectory.open(path, resume=own)
         self._store = CheckpointStore(self.run.checkpoints, keep=self.config.trainer.max_actor_ckpt_to_keep)
@@ -271,8 +272,8 @@ class Trainer:
 
         torch.set_num_threads(1)
         self.tokenizer = load_tokenizer(model_path)
-        self.train = open_training(self.config, self.tokenizer)
-        self.heldout = open_heldout(self.config, self.tokenizer)
+        self.train = open_training(self.config, self._prompts, self.tokenizer)
+        self.heldout = open_heldout(self.config, self._prompts, self.tokenizer)
 
     def _restore(self, found: tuple[Path, Manifest] | None) -> None:
         if found is None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpcrl.config.run import GSM8K_PREFIX
 from rpcrl.errors import BatchError, UsageError
 from rpcrl.tasks import gsm8k
 from rpcrl.tasks.built_in import BUILT_IN_TASKS, BuiltInTask
@@ -37,7 +38,6 @@ __all__ = [
 
 Row = dict[str, Any]
 DEFAULT_TASK = "sort_digits"
-GSM8K_PREFIX = "gsm8k:"
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rpcrl.errors import ConfigError, Violation
+from rpcrl.errors import BatchError, ConfigError, UsageError, Violation
 from rpcrl.tasks.built_in import BUILT_IN_TASKS
-from rpcrl.trainer.prompt_files import DEFAULT_TASK, built_in_task, heldout_source, task_reward, train_source
+from rpcrl.trainer.prompt_files import (
+    DEFAULT_TASK,
+    PromptSource,
+    built_in_task,
+    heldout_source,
+    task_reward,
+    train_source,
+)
 
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
     from rpcrl.config.run import RunConfig
     from rpcrl.trainer.data import PromptLoader
 
-__all__ = ["model_folder", "open_heldout", "open_training", "reward_function"]
+__all__ = ["Prompts", "model_folder", "open_heldout", "open_prompts", "open_training", "reward_function"]
 
 
 def model_folder(config: RunConfig) -> Path:
@@ -49,16 +58,59 @@ def reward_function(config: RunConfig) -> str:
     return resolved
 
 
-def open_training(config: RunConfig, tokenizer: Any) -> PromptLoader:
-    """Open the training prompts, in the order that the seed gives."""
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a run, read and checked, not yet tokenised."""
+
+    train: PromptSource
+    heldout: PromptSource | None
+
+
+def _data_seed(config: RunConfig) -> int:
+    return config.trainer.seed if config.data.seed is None else config.data.seed
+
+
+def open_prompts(config: RunConfig) -> Prompts:
+    """Read the prompts. Raises ConfigError naming every file that cannot be used, before any process starts."""
+    data = config.data
+    found: dict[str, PromptSource | None] = {}
+    violations: list[Violation] = []
+    openers: dict[str, Callable[[], PromptSource | None]] = {
+        "data.train_files": lambda: train_source(
+            data.train_files, seed=_data_seed(config), prompt_key=data.prompt_key, max_samples=data.train_max_samples
+        ),
+        "data.val_files": lambda: heldout_source(
+            data.val_files, data.train_files, prompt_key=data.prompt_key, max_samples=data.val_max_samples
+        ),
+    }
+    for key, opener in openers.items():
+        try:
+            found[key] = opener()
+        except (UsageError, BatchError) as error:
+            violations.append(Violation(key, str(error)))
+    train = found.get("data.train_files")
+    if train is not None and train.size is not None and train.size < data.train_batch_size:
+        violations.append(
+            Violation(
+                "data.train_batch_size",
+                f"{train.name} has {train.size} prompts, fewer than one batch of B = {data.train_batch_size}",
+                (f"set data.train_batch_size to {train.size} or less", "or name a file with more prompts"),
+            )
+        )
+    if violations or train is None:
+        raise ConfigError(violations)
+    return Prompts(train, found["data.val_files"])
+
+
+def open_training(config: RunConfig, prompts: Prompts, tokenizer: Any) -> PromptLoader:
+    """Return the training prompts, in the order that the seed gives."""
     from rpcrl.trainer.data import PromptEncoder, PromptLoader
 
     data = config.data
-    seed = config.trainer.seed if data.seed is None else data.seed
-    source = train_source(data.train_files, seed=seed, prompt_key=data.prompt_key, max_samples=data.train_max_samples)
+    seed = _data_seed(config)
     encoder = PromptEncoder(tokenizer, data.max_prompt_length)
     return PromptLoader(
-        source,
+        prompts.train,
         encoder,
         batch_size=data.train_batch_size,
         seed=seed,
@@ -67,15 +119,12 @@ def open_training(config: RunConfig, tokenizer: Any) -> PromptLoader:
     )
 
 
-def open_heldout(config: RunConfig, tokenizer: Any) -> DataProto | None:
+def open_heldout(config: RunConfig, prompts: Prompts, tokenizer: Any) -> DataProto | None:
     """Return the held-out prompts as one batch; None when there are none."""
     from rpcrl.trainer.data import PromptEncoder, heldout_batch
 
     data = config.data
-    source = heldout_source(
-        data.val_files, data.train_files, prompt_key=data.prompt_key, max_samples=data.val_max_samples
-    )
-    if source is None:
+    if prompts.heldout is None:
         return None
     encoder = PromptEncoder(tokenizer, data.max_prompt_length)
-    return heldout_batch(source, encoder, filter_overlong_prompts=data.filter_overlong_prompts)
+    return heldout_batch(prompts.heldout, encoder, filter_overlong_prompts=data.filter_overlong_prompts)

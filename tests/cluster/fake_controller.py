@@ -88,9 +88,9 @@ class FakeController:
         os.write(handover, json.dumps(self.bootstrap).encode())
         os.lseek(handover, 0, os.SEEK_SET)
         process = subprocess.Popen(
-            [sys.executable, "-m", "launcher"],
+            [sys.executable, "-P", "-m", "launcher"],
             stdin=subprocess.PIPE,
-            env={**variables, env.RUN_ID: self.run_id, env.BOOTSTRAP_FD: str(handover)},
+            env={**variables, **env.child_path(), env.RUN_ID: self.run_id, env.BOOTSTRAP_FD: str(handover)},
             pass_fds=(handover,),
             start_new_session=True,
         )

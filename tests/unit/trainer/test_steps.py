@@ -13,7 +13,7 @@ from rpcrl.roles.reference import ReferenceWorker
 from rpcrl.roles.rollout import RolloutWorker
 from rpcrl.tasks.sort_digits import base_checkpoint
 from rpcrl.trainer import steps
-from rpcrl.trainer.sources import open_heldout, open_training
+from rpcrl.trainer.sources import open_heldout, open_prompts, open_training
 from rpcrl.trainer.validation import validate
 from tests.unit.roles.local_group import local_groups
 
@@ -68,7 +68,7 @@ def groups(config):
 
 @pytest.fixture
 def prompts(config, tokenizer):
-    return open_training(config, tokenizer).next_batch()
+    return open_training(config, open_prompts(config), tokenizer).next_batch()
 
 
 def scored(groups, prompts, tokenizer, config, **changes):
@@ -183,7 +183,7 @@ def test_rows_that_do_not_divide_into_mini_batches_are_refused(groups, prompts, 
 
 def test_validation_counts_right_answers_whatever_the_batch_size(groups, tokenizer):
     config = settings("data.val_max_samples=20")
-    heldout = open_heldout(config, tokenizer)
+    heldout = open_heldout(config, open_prompts(config), tokenizer)
     greedy = sampling(do_sample=False, n=1)
     one = validate(groups["rollout"], groups["reward"], heldout, greedy, tokenizer, step=0, num_samples=3)
     many = validate(

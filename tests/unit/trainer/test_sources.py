@@ -1,0 +1,48 @@
+"""Prompts are read before any process starts, and every mistake in them comes in one message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rpcrl.config.launch_rules import file_checks
+from rpcrl.config.load import load
+from rpcrl.errors import ConfigError
+from rpcrl.trainer.sources import open_prompts
+
+ROW = {"prompt": "1 + 1 =", "data_source": "sums", "reward_model": {"ground_truth": "2"}}
+
+
+def _config(*overrides: str):
+    return load(None, ["actor_rollout_ref.model.path=/models/none", *overrides], "colocate")
+
+
+def test_every_mistake_in_the_files_comes_at_once(tmp_path: Path):
+    train, val = tmp_path / "train.jsonl", tmp_path / "val.jsonl"
+    train.write_text(json.dumps(ROW) + "\n{not json\n")
+    val.write_text(json.dumps({"question": "no prompt"}) + "\n")
+    with pytest.raises(ConfigError) as caught:
+        open_prompts(_config(f"data.train_files={train}", f"data.val_files={val}", "reward.fn=f.py:score"))
+    first, second = caught.value.violations
+    assert (first.key, second.key) == ("data.train_files", "data.val_files")
+    assert "train.jsonl" in first.problem
+    assert "2" in first.problem, "the line is named"
+    assert "prompt" in second.problem
+
+
+def test_fewer_prompts_than_a_batch_are_refused_with_the_numbers(tmp_path: Path):
+    train = tmp_path / "train.jsonl"
+    train.write_text((json.dumps(ROW) + "\n") * 3)
+    with pytest.raises(ConfigError, match="has 3 prompts, fewer than one batch of B = 32"):
+        open_prompts(_config(f"data.train_files={train}", "reward.fn=f.py:score"))
+
+
+def test_a_gsm8k_path_is_checked_without_its_prefix(tmp_path: Path):
+    there = tmp_path / "there.jsonl"
+    there.write_text("{}\n")
+    config = _config(f"data.train_files=gsm8k:{there}", f"data.val_files=gsm8k:{tmp_path}/missing.jsonl")
+    problems = {violation.key: violation.problem for violation in file_checks(config)}
+    assert "data.train_files" not in problems
+    assert problems["data.val_files"] == f"no file {tmp_path}/missing.jsonl"
