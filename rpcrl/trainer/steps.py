@@ -91,7 +91,8 @@ def generate(rollout: Any, prompts: DataProto, sampling: Sampling, *, step: int)
     """Sample n responses per prompt; returns N rows, the n of a prompt side by side.
 
     ``prompts`` has ``input_ids``/``attention_mask`` [B, P] and a non-tensor ``uid`` per prompt. The result has the
-    prompt's non-tensor columns, ``sample_index`` (0 … n−1), and what ``RolloutEngine.generate`` adds.
+    prompt's non-tensor columns, ``sample_index`` (0 … n−1), and what ``RolloutEngine.generate`` adds; its meta_info
+    has ``weight_version`` and the ``temperature`` that the log-probs belong to.
     """
     repeated = prompts.repeat(sampling.n, interleave=True)
     index = _object_array([row % sampling.n for row in range(len(repeated))])
@@ -106,7 +107,11 @@ def generate(rollout: Any, prompts: DataProto, sampling: Sampling, *, step: int)
     return DataProto(
         batch=sampled.batch,
         non_tensor_batch={**repeated.non_tensor_batch, **sampled.non_tensor_batch, "sample_index": index},
-        meta_info={"weight_version": sampled.meta_info["weight_version"]},
+        # The temperature goes along: whoever scores these samples again must do it under the same distribution.
+        meta_info={
+            "weight_version": sampled.meta_info["weight_version"],
+            "temperature": sampling.temperature if sampling.do_sample else 1.0,
+        },
     )
 
 

@@ -86,7 +86,7 @@ def test_generate_gives_n_rows_a_prompt_side_by_side(groups, prompts):
     assert batch.non_tensor_batch["sample_index"].tolist() == [0, 1, 2, 3] * 4
     uids = batch.non_tensor_batch["uid"].tolist()
     assert uids == [uid for uid in prompts.non_tensor_batch["uid"].tolist() for _ in range(N)]
-    assert batch.meta_info == {"weight_version": 0}
+    assert batch.meta_info == {"weight_version": 0, "temperature": 1.0}
     assert len(prompts) == 4, "the caller's batch is as it was"
 
 
@@ -204,3 +204,13 @@ def test_a_rollout_that_returns_too_few_rows_is_an_error(prompts):
 
     with pytest.raises(BatchError, match="1 rows for 16 requests"):
         steps.generate(Short(), prompts, sampling(), step=1)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_samples_are_scored_again_at_the_temperature_they_were_drawn_at(groups, prompts, temperature):
+    batch = steps.generate(groups["rollout"], prompts, sampling(temperature=temperature), step=1)
+    again = steps.old_log_prob(groups["actor"], batch, recompute=True)
+    torch.testing.assert_close(again.batch["old_log_probs"], batch.batch["rollout_log_probs"], atol=1e-4, rtol=1e-4)
+    # the reference still has the weights that sampled
+    reference = steps.ref_log_prob(groups["ref"], batch)
+    torch.testing.assert_close(reference.batch["ref_log_prob"], batch.batch["rollout_log_probs"], atol=1e-4, rtol=1e-4)
