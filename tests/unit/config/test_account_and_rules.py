@@ -213,7 +213,7 @@ def test_p96_the_rules_hold_under_python_o_too() -> None:
         (("trainer.resume=auto",), None, "trainer.resume", "no run directory is named"),
         (("trainer.total_epochs=2",), None, "trainer.total_epochs", "without end"),
         (("reward.fn=score",), None, "reward.fn", "names no function"),
-        (("data.train_files=a.parquet",), None, "data.train_files", "neither a .jsonl, .json, .parquet file nor"),
+        (("data.train_files=a.csv",), None, "data.train_files", "neither a .jsonl, .json, .parquet file nor"),
         (
             ("rollout.checkpoint_engine.backend=nixl",),
             None,
