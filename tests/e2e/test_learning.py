@@ -8,6 +8,7 @@ import pytest
 import tensorboardX  # noqa: F401  (sets an environment variable when it is first imported)
 
 from rpcrl import env
+from rpcrl.config.load import load
 from rpcrl.trainer.colocate import ColocateTrainer
 from tests.e2e.jobs import configure, metric_lines
 
@@ -60,23 +61,13 @@ def test_three_real_steps_on_gsm8k(tmp_path):
     model, data = env.get(MODEL_VARIABLE), env.get(DATA_VARIABLE)
     if model is None or data is None:
         pytest.skip(f"set {MODEL_VARIABLE} to a SmolLM2 folder and {DATA_VARIABLE} to a GSM8K folder")
-    summary = run(
-        tmp_path / "run",
+    example = Path(__file__).parents[2] / "examples" / "gsm8k_smollm2.yaml"
+    overrides = [
         f"model.path={model}",
         f"data.train_files=gsm8k:{Path(data) / 'train.jsonl'}",
         f"data.val_files=gsm8k:{Path(data) / 'test.jsonl'}",
-        "data.val_max_samples=4",
-        "data.train_batch_size=4",
-        "actor.ppo_mini_batch_size=4",
-        "rollout.n=4",
-        "data.max_prompt_length=256",
-        "data.max_response_length=96",
-        "actor.ppo_micro_batch_size_per_gpu=2",
-        "actor.optim.lr=1e-5",
-        "reward.fn=rpcrl.tasks.gsm8k:score",
-        "trainer.total_training_steps=3",
-        "trainer.test_freq=-1",
-    )
+    ]
+    summary = ColocateTrainer(load(example, overrides, "colocate"), run_dir=tmp_path / "run").fit()
     assert summary["steps"] == 3
     lines = [line for line in metric_lines(tmp_path / "run") if line["step"] > 0]
     assert all(line["actor/grad_norm"] >= 0 and line["response_length/mean"] > 1 for line in lines)
