@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue
+import signal
 import threading
 import time
 from collections import deque
@@ -146,6 +147,7 @@ class CallServer:
     # -- I/O thread --------------------------------------------------------------------------------------------------
 
     def _run_io(self) -> None:
+        _leave_signals_to_main()
         try:
             while not (self._closing.is_set() and not self._outbox):
                 delivered = self._send_outbox()
@@ -283,8 +285,17 @@ class CallServer:
             if gated:
                 self._gates[call.role].leave(alone=False)
 
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        _leave_signals_to_main()
+        loop.run_forever()
+
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="rpcrl-asyncio", daemon=True).start()
+            threading.Thread(target=self._run_loop, args=(self._loop,), name="rpcrl-asyncio", daemon=True).start()
         return self._loop
+
+
+def _leave_signals_to_main() -> None:
+    """A signal that another thread takes does not interrupt the main thread's wait, and would be seen too late."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

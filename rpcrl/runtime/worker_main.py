@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,9 @@ from rpcrl.wire.imports import MAIN, ImportPolicy
 from rpcrl.wire.messages import BUILD, Failure, Hello, Ready, Shutdown, Welcome
 
 __all__ = ["main"]
+
+EXIT_S = 2.0
+"""How long a process's exit handlers may take."""
 
 
 def main() -> int:
@@ -148,6 +152,9 @@ def _find_class(path: str, main: dict[str, Any]) -> type:
 def _leave(status: int) -> NoReturn:
     """End this process now. Taking an interpreter with torch in it apart lasts a second and more, for nobody."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    impatient = threading.Timer(EXIT_S, os._exit, [status])
+    impatient.daemon = True
+    impatient.start()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
