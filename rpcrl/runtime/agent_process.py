@@ -76,12 +76,18 @@ class AgentProcess:
 
     def _watch(self) -> None:
         status = self._process.wait()
-        sweep_processes(self.run_id)  # workers die with their agent; what they had started may not
-        remove_run_dir(self._run_dir)
-        how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
-        self._on_exit(f"the agent of this node (pid {self.pid}) {how}; log: {self._log_path}{self._last_lines()}")
+        try:
+            sweep_processes(self.run_id)  # workers die with their agent; what they had started may not
+            remove_run_dir(self._run_dir)
+        finally:
+            # Whatever went wrong above: every open call waits for this news.
+            how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
+            self._on_exit(f"the agent of this node (pid {self.pid}) {how}; log: {self._log_path}{self._last_lines()}")
 
     def _last_lines(self) -> str:
-        with open(self._log_path, encoding="utf-8", errors="replace") as log:
-            lines = log.read()[-4_096:].splitlines()[-10:]
+        try:
+            with open(self._log_path, encoding="utf-8", errors="replace") as log:
+                lines = log.read()[-4_096:].splitlines()[-10:]
+        except OSError as error:  # a clean-up of the temporary directory may have taken it
+            return f" ({error.strerror})"
         return "".join(f"\n    | {line}" for line in lines)

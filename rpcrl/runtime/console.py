@@ -11,7 +11,11 @@ import sys
 import threading
 from collections.abc import Callable
 
+from rpcrl.logs import get_logger
+
 __all__ = ["Console"]
+
+logger = get_logger(__name__)
 
 MAX_WAITING_LINES = 10_000
 
@@ -23,6 +27,7 @@ class Console:
         self._sink = sink or _to_stderr
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING_LINES)
         self._num_left_out = 0
+        self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="rpcrl-console", daemon=True)
         self._thread.start()
 
@@ -49,7 +54,12 @@ class Console:
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
-            self._sink(line)
+            try:
+                self._sink(line)
+            except Exception as error:
+                if not self._has_failed:
+                    logger.warning("the console takes no lines (%s: %s)", type(error).__name__, error)
+                self._has_failed = True
 
 
 def _to_stderr(line: str) -> None:

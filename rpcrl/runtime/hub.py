@@ -1,7 +1,8 @@
 """What happens in the controller's one I/O thread?
 
 The hub joins two plain tables (``calls``, ``membership``) to a transport: it takes messages and commands, changes the
-tables, and sends what they say. Other threads only ``post`` commands; no lock is held anywhere.
+tables, and sends what they say. Other threads only ``post`` commands. When the thread has ended, for whatever reason,
+everything that was open has failed, and commands only say so: nobody waits for a thread that is gone.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ CALLER = "controller"
 BUILD_GRACE_S = 0.3
 """After the first failed construction, other ranks get this long to report theirs: the causes come together."""
 IDLE_S = 5.0
+RETRY_SEND_S = 0.05
+"""Pace at which a message is offered again to an agent or worker that cannot be reached just now."""
 
 logger = get_logger(__name__)
 
@@ -94,10 +97,12 @@ class Hub:
         self._calls: CallTable[_Slot] = CallTable(CALLER)
         self._membership = Membership()
         self._starting: dict[str, _Starting] = {}
-        self._closing: dict[str, concurrent.futures.Future[list[WorkerExit]]] = {}
+        self._closing: dict[str, list[concurrent.futures.Future[list[WorkerExit]]]] = {}
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._agent_lost = ""
         self._stopping = False
+        self._ended = False
+        self._end_lock = threading.RLock()
         self.agent_ready: concurrent.futures.Future[Hello] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name="rpcrl-controller", daemon=True)
         self._thread.start()
@@ -105,8 +110,12 @@ class Hub:
     # -- any thread --------------------------------------------------------------------------------------------------
 
     def post(self, command: Callable[[], None]) -> None:
-        """Run ``command`` in the I/O thread soon."""
-        self._commands.append(command)
+        """Run ``command`` in the I/O thread soon; here and now when that thread has ended."""
+        with self._end_lock:
+            if self._ended:
+                command()
+                return
+            self._commands.append(command)
         self._listener.wake()
 
     def stop(self) -> None:
@@ -131,6 +140,9 @@ class Hub:
         started: concurrent.futures.Future[None],
     ) -> None:
         """Have the agent start a group; ``started`` settles when every role is built, or with the reason."""
+        if self._stopping:
+            started.set_exception(ClosedError(f"the controller was closed; group {group.name!r} was not started"))
+            return
         if self._agent_lost:
             started.set_exception(AgentLostError(self._agent_lost))
             return
@@ -141,6 +153,8 @@ class Hub:
         try:
             self._send(AGENT, start)
         except RpcrlError as error:
+            for member in group.members:
+                member.state = MemberState.GONE  # nobody will report their ends
             self._fail_start(group, StartError(f"group {group.name!r} could not be handed to the agent: {error}"))
 
     def call(self, group_name: str, role: str, method: str, parts: Sequence[Part], pending: PendingReplies) -> None:
@@ -163,16 +177,16 @@ class Hub:
         group.state = GroupState.CLOSING
         self._fail_calls(group, lambda _: ClosedError(f"group {name!r} was closed while the call ran"))
         self._fail_start(group, ClosedError(f"group {name!r} was closed while it started"))
-        self._closing[name] = closed
+        self._closing.setdefault(name, []).append(closed)
         if self._agent_lost or not group.alive:
             self._finish_closing(group)
         else:
-            self._send(AGENT, StopWorkers(group.alive, grace_s))
+            self._insist(AGENT, StopWorkers(group.alive, grace_s))
 
     def shut_down_agent(self) -> None:
         """Tell the agent to end in order."""
         if not self._agent_lost:
-            self._send(AGENT, Shutdown("the controller closes"))
+            self._insist(AGENT, Shutdown("the controller closes"))
 
     def agent_exited(self, how: str) -> None:
         """Take the end of the agent: every worker of its node is gone with it."""
@@ -190,8 +204,15 @@ class Hub:
             self._finish_closing(group)
 
     def _stop(self) -> None:
-        for group in self._membership.groups.values():
+        closed = ClosedError("the controller was closed while the group started")
+        for group in list(self._membership.groups.values()):
+            group.state = GroupState.CLOSING
             self._fail_calls(group, lambda _: ClosedError("the controller was closed while the call ran"))
+            self._fail_start(group, closed)
+            for member in group.members:
+                member.state = MemberState.GONE
+            self._finish_closing(group)
+        self._agent_lost = self._agent_lost or "the controller is closed"
         self._stopping = True
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -206,10 +227,13 @@ class Hub:
                     self._take(*received)
                 self._run_timers()
         except BaseException as error:
-            # Nobody may wait for a thread that is gone.
             logger.exception("the controller's I/O thread failed")
             self.agent_exited(f"the controller's I/O thread failed: {type(error).__name__}: {error}")
         finally:
+            with self._end_lock:
+                self._ended = True
+                while self._commands:
+                    self._commands.popleft()()
             self._listener.close()
 
     def _patience_s(self) -> float:
@@ -231,6 +255,18 @@ class Hub:
 
     def _send(self, peer: str, message: Message) -> None:
         self._listener.send(peer, to_frames(message))
+
+    def _insist(self, peer: str, message: Message) -> None:
+        """Send what nobody asks for again: offer it until it is taken, or until the peer's end is known."""
+        found = self._membership.find(peer)
+        if self._agent_lost or (peer != AGENT and (found is None or found[1].state is MemberState.GONE)):
+            return
+        try:
+            self._send(peer, message)
+        except PeerUnreachableError as error:
+            # One that is about to end cannot be reached either; its exit is reported by others.
+            logger.debug("%s to %s waits: %s", type(message).__name__, peer, error)
+            self._timers.append((time.monotonic() + RETRY_SEND_S, lambda: self._insist(peer, message)))
 
     def _send_call(self, identity: str, message: Message) -> None:
         """Send what a probe will send again if it does not arrive."""
@@ -313,7 +349,7 @@ class Hub:
         starting = self._starting[group.name]
         environment = {"MASTER_ADDR": starting.address, "MASTER_PORT": str(group.members[0].master_port)}
         for identity in group.identities:
-            self._send(identity, Welcome(environment, starting.welcome))
+            self._insist(identity, Welcome(environment, starting.welcome))
 
     def _take_ready(self, peer: str) -> None:
         group = self._membership.on_ready(peer)
@@ -361,7 +397,7 @@ class Hub:
             self._fail_start(group, StartError("\n  ".join([f"group {group.name!r} did not start:", *events])))
         if group.alive and len(group.exits) + len(group.start_errors) == 1:
             # The others may sit in a collective with the dead rank, which nothing else ends.
-            self._send(AGENT, StopWorkers(group.alive))
+            self._insist(AGENT, StopWorkers(group.alive))
 
     # -- common ------------------------------------------------------------------------------------------------------
 
@@ -391,7 +427,8 @@ class Hub:
     def _finish_closing(self, group: Group) -> None:
         if group.alive and not self._agent_lost:
             return
-        closed = self._closing.pop(group.name, None)
-        if closed is not None:
+        waiting = self._closing.pop(group.name, [])
+        if waiting:
             self._membership.forget(group.name)
+        for closed in waiting:
             closed.set_result(list(group.exits))

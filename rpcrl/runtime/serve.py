@@ -64,6 +64,8 @@ class CallServer:
         self._gates: dict[str, RoleGate] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = threading.Event()
+        self.failure: BaseException | None = None
+        """Why the I/O thread has ended; None while it works, and after an orderly end."""
         self._io = threading.Thread(target=self._run_io, name="rpcrl-io", daemon=True)
 
     # -- main thread -------------------------------------------------------------------------------------------------
@@ -126,16 +128,16 @@ class CallServer:
 
     def _finish(self, call: Call, value: Any, error: BaseException | None) -> None:
         """Post the reply of a call."""
-        if error is None:
-            try:
-                self._post(
-                    Result(call.call_id, encode(value, path="return value", imports=self._imports)), call.call_id
-                )
-                return
-            except EncodeError as refused:
-                self._fail(call, "unencodable", refused)
-                return
-        self._fail(call, "raised", error)
+        if error is not None:
+            self._fail(call, "raised", error)
+            return
+        try:
+            # A copy, made before the next method runs: that one may change the tensors which this one returned.
+            payload = encode(value, path="return value", imports=self._imports).own_copy()
+        except Exception as refused:
+            self._fail(call, "unencodable", refused)
+            return
+        self._post(Result(call.call_id, payload), call.call_id)
 
     def _fail(self, call: Call, kind: str, error: BaseException) -> None:
         self._post(Failure(call.call_id, kind, describe(error)), call.call_id)
@@ -156,9 +158,11 @@ class CallServer:
                 frames = self._connection.receive(None if delivered else RETRY_SEND_S)
                 if frames is not None:
                     self._take(frames)
-        except RpcrlError as error:
-            logger.error("the connection to the controller is lost: %s", error)
-            self._inbox.put(Shutdown(str(error)))
+        except BaseException as error:
+            # Without this thread nobody would ever hear from this worker: it ends, and its agent says so.
+            logger.exception("the connection to the controller is lost")
+            self.failure = error
+            self._inbox.put(Shutdown(f"{type(error).__name__}: {error}"))
         finally:
             self._connection.close()
 
@@ -166,19 +170,16 @@ class CallServer:
         """Send what is queued; False if the connection's queue is full."""
         while self._outbox:
             message, answers = self._outbox[0]
-            frames = to_frames(message)
-            if answers is not None:
-                # Own copies: the method may go on changing the tensors it returned, and the reply may be sent twice.
-                frames = [bytes(frame) for frame in frames]
             try:
+                frames = to_frames(message)
                 self._connection.send(frames)
             except PeerUnreachableError:
                 return False
-            except MessageTooLargeError as error:
-                if answers is None:
+            except (EncodeError, MessageTooLargeError) as error:
+                if answers is None or isinstance(message, Failure):
                     raise
-                frames = to_frames(Failure(answers, "unencodable", describe(error)))
-                self._connection.send(frames)
+                self._outbox[0] = (Failure(answers, "unencodable", describe(error)), answers)
+                continue
             if answers is not None:
                 self._cache.store(answers.caller, answers.sequence, frames)
                 self._arrived.pop(answers, None)

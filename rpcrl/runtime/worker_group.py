@@ -210,7 +210,7 @@ class RemoteMethod:
                 value = encode(
                     (arguments.args, dict(arguments.kwargs)), path=(f"{name} args", f"{name} kwargs"), imports=imports
                 )
-                encoded[id(arguments)] = _own_copy(value) if snapshot else value
+                encoded[id(arguments)] = value.own_copy() if snapshot else value
         return [
             Part(identity, encoded[id(arguments)])
             for identity, arguments in zip(self._group._shared.identities, dispatched.per_rank, strict=False)
@@ -238,10 +238,6 @@ def _num_rows(dispatched: Dispatched) -> int:
         return 0
     first = [next(iter((*part.args, *part.kwargs.values()))) for part in dispatched.per_rank]
     return sum(len(batch) for batch in first)
-
-
-def _own_copy(value: Encoded) -> Encoded:
-    return Encoded(value.tree, tuple(bytes(buffer) for buffer in value.buffers))
 
 
 def _roles_of(

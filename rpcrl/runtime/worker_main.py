@@ -23,7 +23,7 @@ from rpcrl.runtime.main_module import load_main
 from rpcrl.runtime.process_group import hold_port
 from rpcrl.runtime.serve import CallServer
 from rpcrl.runtime.worker import WorkerContext, set_context
-from rpcrl.transport.base import ClientKeys, KeyPair
+from rpcrl.transport.base import ClientKeys, Connection, KeyPair, Limits
 from rpcrl.transport.open import connect
 from rpcrl.version import __version__
 from rpcrl.wire.codec import decode
@@ -48,12 +48,7 @@ def main() -> int:
     for entry in bootstrap["main"]["sys_path"]:
         if entry not in sys.path:
             sys.path.append(entry)
-    keys = bootstrap["keys"]
-    connection = connect(
-        bootstrap["address"],
-        identity=context.identity,
-        keys=ClientKeys(KeyPair(keys["public"], keys["secret"]), keys["server_public"]) if keys else None,
-    )
+    connection = _connect(bootstrap)
     imports = ImportPolicy(tuple(bootstrap["allow_imports"]))
     server = CallServer(connection, imports, incarnation=bootstrap["incarnation"])
     server.start()
@@ -67,7 +62,17 @@ def main() -> int:
             server.run()
     finally:
         server.close()
-    return 0
+    return 0 if server.failure is None else 1
+
+
+def _connect(bootstrap: dict[str, Any]) -> Connection:
+    keys = bootstrap["keys"]
+    return connect(
+        bootstrap["address"],
+        identity=bootstrap["identity"],
+        limits=Limits(handshake_s=bootstrap["handshake_s"]),
+        keys=ClientKeys(KeyPair(keys["public"], keys["secret"]), keys["server_public"]) if keys else None,
+    )
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:

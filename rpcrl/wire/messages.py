@@ -56,6 +56,10 @@ class Encoded:
         """Size on the wire, in bytes."""
         return len(self.tree) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
+    def own_copy(self) -> Encoded:
+        """Return the same with buffers of its own: what was encoded may be changed from now on."""
+        return Encoded(self.tree, tuple(bytes(buffer) for buffer in self.buffers))
+
 
 @dataclass(frozen=True)
 class CallId:

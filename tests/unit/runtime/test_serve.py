@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rpcrl.dispatch.register import register
+from rpcrl.errors import PeerUnreachableError
 from rpcrl.runtime.serve import CallServer
-from rpcrl.transport.base import Listener
+from rpcrl.transport.base import Connection, Frame, Listener
 from rpcrl.transport.open import connect, listen
 from rpcrl.wire.codec import decode, encode
 from rpcrl.wire.frames import from_frames, to_frames
 from rpcrl.wire.imports import ImportPolicy
 from rpcrl.wire.messages import Call, CallId, Failure, Message, Probe, Ready, Result, Shutdown, Status
 
-IMPORTS = ImportPolicy()
+IMPORTS = ImportPolicy(("rpcrl", "tests"))
+
+
+@dataclasses.dataclass
+class Surprising:
+    """A value whose encoding fails in an unforeseen way."""
+
+    field: int = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "field":
+            raise RuntimeError("surprise")
+        return super().__getattribute__(name)
+
+
+class Valve:
+    """A connection that can be made full, or broken."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.full = False
+        self.broken = False
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        if self.full:
+            raise PeerUnreachableError("full")
+        self._connection.send(frames)
+
+    def receive(self, timeout_s: float | None) -> list[Frame] | None:
+        frames = self._connection.receive(timeout_s)
+        if self.broken:
+            raise RuntimeError("a bug")
+        return frames
+
+    def wake(self) -> None:
+        self._connection.wake()
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class Role:
@@ -25,6 +66,7 @@ class Role:
         self.count = 0
         self.inside = threading.Event()
         self.go_on = threading.Event()
+        self.lent = np.zeros(1000)
 
     @register
     def inc(self, by: int = 1) -> int:
@@ -36,6 +78,19 @@ class Role:
         self.inside.set()
         self.go_on.wait(20)
         return "done"
+
+    @register
+    def lend(self) -> Any:
+        return self.lent
+
+    @register
+    def overwrite(self) -> None:
+        self.lent[:] = 1
+        self.inside.set()
+
+    @register
+    def surprise(self) -> Any:
+        return Surprising()
 
     @register
     def refuse(self) -> None:
@@ -78,9 +133,18 @@ def role() -> Role:
 
 
 @pytest.fixture
-def driver(role: Role, request: pytest.FixtureRequest) -> Iterator[Driver]:
+def valve(request: pytest.FixtureRequest) -> Valve:
+    return Valve(connect(f"inproc://{request.node.name}", identity="w"))
+
+
+@pytest.fixture
+def server(role: Role, valve: Valve) -> CallServer:
+    return CallServer(valve, IMPORTS, incarnation="i")
+
+
+@pytest.fixture
+def driver(role: Role, server: CallServer, request: pytest.FixtureRequest) -> Iterator[Driver]:
     listener = listen(f"inproc://{request.node.name}")
-    server = CallServer(connect(listener.address, identity="w"), IMPORTS, incarnation="i")
     server.add_roles({"r": role})
     server.start()
     thread = threading.Thread(target=server.run)
@@ -198,3 +262,35 @@ def test_garbage_is_dropped_and_the_worker_goes_on(driver: Driver, role: Role):
     driver._listener.send("w", [b""])
     driver.call(1, "inc")
     assert driver.value() == 1
+
+
+def test_a_reply_is_what_the_method_returned_not_what_the_next_one_made_of_it(driver: Driver, role: Role, valve: Valve):
+    valve.full = True
+    driver.call(1, "lend")
+    driver.call(2, "overwrite")
+    assert role.inside.wait(20)
+    valve.full = False
+    assert not driver.value().any()
+    assert driver.value() is None
+
+
+def test_a_value_whose_encoding_fails_in_any_way_is_a_failure_of_that_call(driver: Driver):
+    driver.call(1, "surprise")
+    failure = driver.receive()
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.info.message) == ("unencodable", "surprise")
+    driver.call(2, "inc")
+    assert driver.value() == 1
+
+
+def test_a_worker_whose_connection_fails_in_any_way_ends(role: Role, server: CallServer, valve: Valve):
+    server.add_roles({"r": role})
+    server.start()
+    main = threading.Thread(target=server.run, daemon=True)
+    main.start()
+    valve.broken = True
+    valve.wake()
+    main.join(20)
+    assert not main.is_alive()
+    assert isinstance(server.failure, RuntimeError)
+    server.close()
