@@ -7,6 +7,7 @@ is the call sent again, under the same id, and the worker's reply cache makes su
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -42,7 +43,7 @@ class _Peer(Generic[Token]):
 
     @property
     def answered_below(self) -> int:
-        return min(self.open, default=self.next_sequence)
+        return next(iter(self.open), self.next_sequence)  # entered in rising order
 
 
 class CallTable(Generic[Token]):
@@ -51,6 +52,9 @@ class CallTable(Generic[Token]):
     def __init__(self, caller: str) -> None:
         self._caller = caller
         self._peers: dict[str, _Peer[Token]] = {}
+        self._look_at: float | None = math.inf
+        """No call is due before this (None: to be found out). With thousands of open calls they cannot all be looked
+        at for each message."""
 
     def add_peer(self, identity: str, incarnation: str) -> None:
         """Make room for a worker's calls."""
@@ -62,6 +66,8 @@ class CallTable(Generic[Token]):
         call_id = CallId(self._caller, peer.incarnation, peer.next_sequence)
         call = Call(call_id, role, method, payload, answered_below=peer.answered_below)
         peer.open[peer.next_sequence] = OpenCall(call, token, now, now + FIRST_PROBE_S)
+        if self._look_at is not None:
+            self._look_at = min(self._look_at, now + FIRST_PROBE_S)
         peer.next_sequence += 1
         return call
 
@@ -81,22 +87,29 @@ class CallTable(Generic[Token]):
             if (entry := peer.open.get(sequence)) is not None:
                 entry.pace_s = min(entry.pace_s * 2, SLOWEST_PROBE_S)
                 entry.probe_at = now + entry.pace_s
+        self._look_at = None
         return [peer.open[sequence].call for sequence in status.unknown if sequence in peer.open]
 
     def probes(self, *, now: float) -> list[tuple[str, Probe]]:
         """Return the questions that are due, one message a worker."""
         due: list[tuple[str, Probe]] = []
+        if self._look_at is not None and now < self._look_at:
+            return due
         for identity, peer in self._peers.items():
             late = [sequence for sequence, entry in peer.open.items() if entry.probe_at <= now]
             for sequence in late:
                 peer.open[sequence].probe_at = now + peer.open[sequence].pace_s
             if late:
                 due.append((identity, Probe(self._caller, peer.incarnation, tuple(late), peer.answered_below)))
+        self._look_at = None
         return due
 
     def next_probe_at(self) -> float | None:
-        """Return when ``probes`` has something next."""
-        return min((entry.probe_at for peer in self._peers.values() for entry in peer.open.values()), default=None)
+        """Return when to ask ``probes`` next: it has nothing before that. None when no call is waited for."""
+        if self._look_at is None:
+            every = (entry.probe_at for peer in self._peers.values() for entry in peer.open.values())
+            self._look_at = min(every, default=math.inf)
+        return None if self._look_at == math.inf else self._look_at
 
     def drop_peers(self, identities: Iterable[str]) -> list[OpenCall[Token]]:
         """Forget workers; returns their open calls in the order in which they were made."""

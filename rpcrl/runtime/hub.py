@@ -221,7 +221,7 @@ class Hub:
         try:
             while not self._stopping:
                 received = self._listener.receive(self._patience_s())
-                while self._commands:
+                for _ in range(len(self._commands)):  # not those that come meanwhile: messages get their turn
                     self._commands.popleft()()
                 if received is not None:
                     self._take(*received)

@@ -358,7 +358,7 @@ def bounds_stalled_peer(harness: Harness) -> None:
 
 
 def wakes(harness: Harness) -> None:
-    """``wake`` ends a waiting ``receive``, or the next one; messages are not lost by it."""
+    """``wake`` ends a waiting ``receive``, or the next that would wait; messages neither wait for it nor are lost."""
     listener, connection = harness.pair()
     for end in (listener, connection):
         end.wake()
@@ -384,6 +384,19 @@ def wakes(harness: Harness) -> None:
     listener.wake()
     got = listener.receive(PATIENCE_S) or listener.receive(PATIENCE_S)
     _same(got is not None and bytes(got[1][0]), b"kept", "the message beside a wake")
+    connection.send([b"kept waiting"])
+    _receive_while_woken(listener)
+    listener.send("peer", [b"kept waiting"])
+    _receive_while_woken(connection)
+
+
+def _receive_while_woken(end: Listener | Connection) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        end.wake()
+        if end.receive(0.0) is not None:
+            return
+    _fail("a message waited for as long as somebody went on waking")
 
 
 def times_out(harness: Harness) -> None:

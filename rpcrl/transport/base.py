@@ -83,14 +83,14 @@ class Listener(Protocol):
         ...
 
     def receive(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
-        """Return the next ``(peer, frames)``; None after ``timeout_s`` or after ``wake``.
+        """Return the next ``(peer, frames)``; when there is none, None after ``timeout_s`` or after ``wake``.
 
         The frames are the caller's own.
         """
         ...
 
     def wake(self) -> None:
-        """Make a ``receive`` that waits, or the next one, return None soon; any thread may call it."""
+        """Make a ``receive`` that waits, or the next that would, return None soon; any thread may call it."""
         ...
 
     def close(self) -> None:
@@ -106,11 +106,11 @@ class Connection(Protocol):
         ...
 
     def receive(self, timeout_s: float | None) -> list[Frame] | None:
-        """Return the next message; None after ``timeout_s`` or after ``wake``."""
+        """Return the next message; when there is none, None after ``timeout_s`` or after ``wake``."""
         ...
 
     def wake(self) -> None:
-        """Make a ``receive`` that waits, or the next one, return None soon; any thread may call it."""
+        """Make a ``receive`` that waits, or the next that would, return None soon; any thread may call it."""
         ...
 
     def close(self) -> None:

@@ -73,13 +73,13 @@ class _Endpoint:
         with self._changed:
             while True:
                 self._check_usable()
-                if self._woken:
-                    self._woken = False
-                    return None
                 if self._inbox:
                     sender, frames = self._inbox.popleft()
                     self._waiting[sender] -= 1
                     return sender, frames
+                if self._woken:
+                    self._woken = False
+                    return None
                 remaining_s = None if deadline_s is None else deadline_s - time.monotonic()
                 if remaining_s is not None and remaining_s <= 0:
                     return None

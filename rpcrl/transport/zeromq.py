@@ -237,10 +237,13 @@ class ZmqListener(_Endpoint):
         """Return the next ``(peer, frames)``; None after ``timeout_s`` or after ``wake``."""
         self._check_usable()
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._take_wake():
+        while True:
             try:
                 head = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                # Only now: wakes that come without end must not keep messages waiting.
+                if self._take_wake():
+                    return None
                 remaining_ms = _remaining_ms(deadline_s)
                 if remaining_ms == 0 or not self._poller.poll(remaining_ms):
                     return None
@@ -250,7 +253,6 @@ class ZmqListener(_Endpoint):
             peer = self._name(head)
             if peer is not None:
                 return peer, frames
-        return None
 
     def _name(self, head: zmq.Frame) -> str | None:
         """Return who sent a message; None (and counted) when the name is not the one that belongs to the key."""
@@ -340,10 +342,12 @@ class ZmqConnection(_Endpoint):
         """Return the next message; None after ``timeout_s`` or after ``wake``. Raises AuthenticationError."""
         self._check_usable()
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._take_wake():
+        while True:
             try:
                 first = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                if self._take_wake():
+                    return None
                 self._watch_handshake()
                 remaining_ms = self._patience_ms(deadline_s)
                 if _remaining_ms(deadline_s) == 0:
@@ -351,7 +355,6 @@ class ZmqConnection(_Endpoint):
                 self._poller.poll(remaining_ms)
                 continue
             return [first.bytes, *self._rest(first.more)]
-        return None
 
     def _patience_ms(self, deadline_s: float | None) -> int:
         """How long to wait: to the caller's deadline, or to the handshake's if that is sooner."""
