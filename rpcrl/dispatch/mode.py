@@ -6,7 +6,7 @@ The mode decides, never the shape of an argument: an argument that does not fit 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from rpcrl.dispatch.splitting import UnevenPolicy, chunk_all, concat_all
@@ -129,6 +129,11 @@ def _chunk_per_rank(group: GroupShape, call: CallShape, arguments: Arguments) ->
     )
 
 
+def _chunk_without_padding(group: GroupShape, call: CallShape, arguments: Arguments) -> Dispatched:
+    # Padding could not be taken off a list of figures, so none is put in.
+    return _chunk_per_rank(group, replace(call, uneven="uneven") if call.uneven == "pad" else call, arguments)
+
+
 def _collect_list(group: GroupShape, call: CallShape, outputs: list[Any]) -> Any:
     return outputs
 
@@ -149,7 +154,8 @@ class Dispatch:
     * ``ALL_TO_ALL`` and ``DP_COMPUTE``: every argument is a list or tuple with one value per rank; list back.
     * ``DP_COMPUTE_PROTO``: every argument is a batch; it is split into one part per rank, padded if the rows do not
       divide (or as the method's ``uneven`` policy says); the results are concatenated and the padding is taken off.
-    * ``DP_COMPUTE_METRIC``: batches out as ``DP_COMPUTE_PROTO``, the list of all ranks' results back.
+    * ``DP_COMPUTE_METRIC``: batches out as ``DP_COMPUTE_PROTO``, the list of all ranks' results back. Nothing is
+      padded, because padding would reach the figures: parts differ by one row instead (and may be empty).
     """
 
     ONE_TO_ALL: ClassVar = DispatchMode("ONE_TO_ALL", _same_to_all, _collect_list)
@@ -157,7 +163,7 @@ class Dispatch:
     ALL_TO_ALL: ClassVar = DispatchMode("ALL_TO_ALL", _one_per_rank, _collect_list)
     DP_COMPUTE: ClassVar = DispatchMode("DP_COMPUTE", _one_per_rank, _collect_list)
     DP_COMPUTE_PROTO: ClassVar = DispatchMode("DP_COMPUTE_PROTO", _chunk_per_rank, _collect_concat)
-    DP_COMPUTE_METRIC: ClassVar = DispatchMode("DP_COMPUTE_METRIC", _chunk_per_rank, _collect_list)
+    DP_COMPUTE_METRIC: ClassVar = DispatchMode("DP_COMPUTE_METRIC", _chunk_without_padding, _collect_list)
 
 
 class Execute:
