@@ -20,13 +20,16 @@ __all__ = [
     "Worker",
     "WorkerGroup",
     "__version__",
+    "mesh",
     "register",
     "register_codec",
+    "register_dispatch_mode",
+    "update_dispatch_mode",
 ]
 
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
-    from rpcrl.dispatch.mode import Dispatch, Execute
+    from rpcrl.dispatch.mode import Dispatch, Execute, mesh, register_dispatch_mode, update_dispatch_mode
     from rpcrl.dispatch.register import register
     from rpcrl.runtime.controller import Controller
     from rpcrl.runtime.future import Future
@@ -46,8 +49,11 @@ else:
         "ResourcePool": "rpcrl.topology",
         "Worker": "rpcrl.runtime.worker",
         "WorkerGroup": "rpcrl.runtime.worker_group",
+        "mesh": "rpcrl.dispatch.mode",
         "register": "rpcrl.dispatch.register",
         "register_codec": "rpcrl.wire.codec",
+        "register_dispatch_mode": "rpcrl.dispatch.mode",
+        "update_dispatch_mode": "rpcrl.dispatch.mode",
     }
 
     def __getattr__(name):

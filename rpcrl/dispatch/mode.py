@@ -5,7 +5,7 @@ The mode decides, never the shape of an argument: an argument that does not fit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -20,7 +20,12 @@ __all__ = [
     "Dispatched",
     "Execute",
     "GroupShape",
+    "Mesh",
+    "current",
     "custom_mode",
+    "mesh",
+    "register_dispatch_mode",
+    "update_dispatch_mode",
 ]
 
 
@@ -36,11 +41,38 @@ class Arguments:
 class Dispatched:
     """One ``Arguments`` per rank that runs, in rank order; equal objects are encoded once.
 
-    ``num_padding`` rows were appended at the end of the whole batch; the caller takes them off the result.
+    ``num_padding`` rows were appended at the end of the whole batch, which has ``num_rows`` with them; the caller
+    takes them off the result.
     """
 
     per_rank: Sequence[Arguments]
     num_padding: int = 0
+    num_rows: int = 0
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Which part of a batch each rank works on, and whose result counts, as the workers registered it."""
+
+    name: str
+    dp_ranks: tuple[int, ...]
+    """rank → dp rank: ranks with the same dp rank (tensor or pipeline parallel peers) get the same part."""
+    collects: tuple[bool, ...]
+    """rank → is its result the one of its dp rank?"""
+
+    def __post_init__(self) -> None:
+        collecting = [dp_rank for dp_rank, counts in zip(self.dp_ranks, self.collects, strict=True) if counts]
+        if sorted(collecting) != list(range(self.dp_size)):
+            raise DispatchError(
+                f"mesh {self.name!r}: each of its {self.dp_size} dp ranks needs exactly one rank that collects, but "
+                f"the collecting ranks have the dp ranks {collecting} (rank → dp rank: {list(self.dp_ranks)}, "
+                f"collects: {list(self.collects)}); see Worker.register_mesh"
+            )
+
+    @property
+    def dp_size(self) -> int:
+        """Number of parts that a batch is split into."""
+        return max(self.dp_ranks) + 1
 
 
 class GroupShape(Protocol):
@@ -49,6 +81,10 @@ class GroupShape(Protocol):
     @property
     def world_size(self) -> int:
         """Number of ranks."""
+        ...
+
+    def mesh(self, name: str) -> Mesh:
+        """Return a mesh that the workers registered; asks them once. Raises DispatchError if they did not."""
         ...
 
 
@@ -74,6 +110,8 @@ class DispatchMode:
     collect: CollectFn
     rank_zero_only: bool = False
     """Only rank 0 runs, whatever the execute mode."""
+    mesh_name: str | None = None
+    """Results come from the ranks that collect in this mesh alone; the others send none."""
 
     def __repr__(self) -> str:
         return f"Dispatch.{self.name}"
@@ -111,7 +149,26 @@ def _one_per_rank(group: GroupShape, call: CallShape, arguments: Arguments) -> D
 
 
 def _chunk_per_rank(group: GroupShape, call: CallShape, arguments: Arguments) -> Dispatched:
-    num_parts = 1 if call.rank_zero else group.world_size
+    return _chunked(call, arguments, 1 if call.rank_zero else group.world_size)
+
+
+def _function_and_chunks(group: GroupShape, call: CallShape, arguments: Arguments) -> Dispatched:
+    if not arguments.args or not callable(arguments.args[0]):
+        got = type(arguments.args[0]).__name__ if arguments.args else "no positional argument"
+        raise DispatchError(f"{call.name} takes a function first and then batches, got {got}")
+    function = arguments.args[0]
+    rest = Arguments(arguments.args[1:], arguments.kwargs)
+    chunked = _chunked(call, rest, 1 if call.rank_zero else group.world_size)
+    return replace(chunked, per_rank=[Arguments((function, *part.args), part.kwargs) for part in chunked.per_rank])
+
+
+def _called_directly(group: GroupShape, call: CallShape, arguments: Arguments) -> Dispatched:
+    raise DispatchError(
+        f"{call.name} is marked Dispatch.DIRECT_ROLLOUT_METHOD: the rollout is called directly, not through the group"
+    )
+
+
+def _chunked(call: CallShape, arguments: Arguments, num_parts: int) -> Dispatched:
     names = list(arguments.kwargs)
     values = [*arguments.args, *arguments.kwargs.values()]
     labels = [f"argument {index}" for index in range(1, len(arguments.args) + 1)] + names
@@ -126,12 +183,35 @@ def _chunk_per_rank(group: GroupShape, call: CallShape, arguments: Arguments) ->
             for rank in range(num_parts)
         ],
         num_padding,
+        num_rows=len(values[0]) + num_padding,
     )
 
 
-def _chunk_without_padding(group: GroupShape, call: CallShape, arguments: Arguments) -> Dispatched:
-    # Padding could not be taken off a list of figures, so none is put in.
-    return _chunk_per_rank(group, replace(call, uneven="uneven") if call.uneven == "pad" else call, arguments)
+def _chunk_per_dp_rank(name: str) -> DispatchFn:
+    def dispatch(group: GroupShape, call: CallShape, arguments: Arguments) -> Dispatched:
+        mesh = group.mesh(name)
+        chunked = _chunked(call, arguments, mesh.dp_size)
+        # The same object for all ranks of a dp rank, so that it is encoded once.
+        return replace(chunked, per_rank=[chunked.per_rank[dp_rank] for dp_rank in mesh.dp_ranks])
+
+    return dispatch
+
+
+def _collect_dp_ranks(name: str) -> CollectFn:
+    def collect(group: GroupShape, call: CallShape, outputs: list[Any]) -> Any:
+        mesh = group.mesh(name)
+        by_dp_rank = {mesh.dp_ranks[rank]: outputs[rank] for rank, counts in enumerate(mesh.collects) if counts}
+        return concat_all([by_dp_rank[dp_rank] for dp_rank in range(mesh.dp_size)], call=call.name)
+
+    return collect
+
+
+def mesh(name: str) -> DispatchMode:
+    """Return the mode that splits a batch over the dp ranks of a mesh which the workers registered by that name.
+
+    Ranks with the same dp rank get the same part, encoded once; one rank for each dp rank sends its result.
+    """
+    return DispatchMode(f"mesh({name!r})", _chunk_per_dp_rank(name), _collect_dp_ranks(name), mesh_name=name)
 
 
 def _collect_list(group: GroupShape, call: CallShape, outputs: list[Any]) -> Any:
@@ -146,7 +226,26 @@ def _collect_concat(group: GroupShape, call: CallShape, outputs: list[Any]) -> A
     return concat_all(outputs, call=call.name)
 
 
-class Dispatch:
+class _Modes(type):
+    """Lets ``Dispatch`` be looked up, searched and walked like an enumeration."""
+
+    def __iter__(cls) -> Iterator[DispatchMode]:
+        return iter([value for value in vars(cls).values() if isinstance(value, DispatchMode)])
+
+    def __len__(cls) -> int:
+        return len(list(iter(cls)))
+
+    def __contains__(cls, item: object) -> bool:
+        return any(item is mode or item == mode.name for mode in cls)
+
+    def __getitem__(cls, name: str) -> DispatchMode:
+        found = vars(cls).get(name)
+        if not isinstance(found, DispatchMode):
+            raise DispatchError(f"no dispatch mode {name!r}; there are: {', '.join(mode.name for mode in cls)}")
+        return found
+
+
+class Dispatch(metaclass=_Modes):
     """The dispatch modes, under verl's names.
 
     * ``ONE_TO_ALL``: every rank gets the same arguments; the result is the list of all ranks' results.
@@ -154,8 +253,11 @@ class Dispatch:
     * ``ALL_TO_ALL`` and ``DP_COMPUTE``: every argument is a list or tuple with one value per rank; list back.
     * ``DP_COMPUTE_PROTO``: every argument is a batch; it is split into one part per rank, padded if the rows do not
       divide (or as the method's ``uneven`` policy says); the results are concatenated and the padding is taken off.
-    * ``DP_COMPUTE_METRIC``: batches out as ``DP_COMPUTE_PROTO``, the list of all ranks' results back. Nothing is
-      padded, because padding would reach the figures: parts differ by one row instead (and may be empty).
+    * ``DP_COMPUTE_PROTO_WITH_FUNC``: a function first, which every rank gets, then as ``DP_COMPUTE_PROTO``.
+    * ``DP_COMPUTE_METRIC``: batches out as ``DP_COMPUTE_PROTO``, the list of all ranks' results back.
+    * ``DIRECT_ROLLOUT_METHOD``: a marker for methods that are called on the rollout itself; a call by the group raises.
+
+    ``mesh(name)`` is the mode for workers that are more than data parallel; ``register_dispatch_mode`` adds your own.
     """
 
     ONE_TO_ALL: ClassVar = DispatchMode("ONE_TO_ALL", _same_to_all, _collect_list)
@@ -163,7 +265,11 @@ class Dispatch:
     ALL_TO_ALL: ClassVar = DispatchMode("ALL_TO_ALL", _one_per_rank, _collect_list)
     DP_COMPUTE: ClassVar = DispatchMode("DP_COMPUTE", _one_per_rank, _collect_list)
     DP_COMPUTE_PROTO: ClassVar = DispatchMode("DP_COMPUTE_PROTO", _chunk_per_rank, _collect_concat)
-    DP_COMPUTE_METRIC: ClassVar = DispatchMode("DP_COMPUTE_METRIC", _chunk_without_padding, _collect_list)
+    DP_COMPUTE_PROTO_WITH_FUNC: ClassVar = DispatchMode(
+        "DP_COMPUTE_PROTO_WITH_FUNC", _function_and_chunks, _collect_concat
+    )
+    DP_COMPUTE_METRIC: ClassVar = DispatchMode("DP_COMPUTE_METRIC", _chunk_per_rank, _collect_list)
+    DIRECT_ROLLOUT_METHOD: ClassVar = DispatchMode("DIRECT_ROLLOUT_METHOD", _called_directly, _collect_list)
 
 
 class Execute:
@@ -173,7 +279,7 @@ class Execute:
     RANK_ZERO: ClassVar[str] = "RANK_ZERO"
 
 
-def custom_mode(functions: Mapping[str, Callable[..., Any]]) -> DispatchMode:
+def custom_mode(functions: Mapping[str, Callable[..., Any]], *, name: str = "") -> DispatchMode:
     """Return the mode of a dict with ``dispatch_fn`` and ``collect_fn``, with verl's signatures.
 
     ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)``, each a list with one value per rank;
@@ -194,5 +300,35 @@ def custom_mode(functions: Mapping[str, Callable[..., Any]]) -> DispatchMode:
     def collect(group: GroupShape, call: CallShape, outputs: list[Any]) -> Any:
         return collect_fn(group, outputs)
 
-    name = f"custom({getattr(dispatch_fn, '__name__', '?')}, {getattr(collect_fn, '__name__', '?')})"
+    name = name or f"custom({getattr(dispatch_fn, '__name__', '?')}, {getattr(collect_fn, '__name__', '?')})"
     return DispatchMode(name, dispatch, collect)
+
+
+def register_dispatch_mode(name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> DispatchMode:
+    """Add a mode of your own to ``Dispatch`` (as ``Dispatch[NAME]``, upper case) and return it.
+
+    The functions have verl's signatures, see ``custom_mode``. Raises DispatchError if the name is taken. A worker
+    process needs no registration of its own: modes act on the driver alone.
+    """
+    name = name.upper()
+    if name in Dispatch or not name.isidentifier():
+        raise DispatchError(f"dispatch mode {name!r} is registered already, or is no name")
+    mode = custom_mode({"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}, name=name)
+    setattr(Dispatch, name, mode)
+    return mode
+
+
+def update_dispatch_mode(
+    mode: DispatchMode | str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
+) -> DispatchMode:
+    """Replace the functions of a mode for all groups that are made from now on; those that exist keep theirs."""
+    name = Dispatch[mode if isinstance(mode, str) else mode.name].name
+    replaced = custom_mode({"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}, name=name)
+    setattr(Dispatch, name, replaced)
+    return replaced
+
+
+def current(mode: DispatchMode) -> DispatchMode:
+    """Return what ``Dispatch`` holds now under the mode's name; the mode itself if it is not held there."""
+    held = vars(Dispatch).get(mode.name)
+    return held if isinstance(held, DispatchMode) else mode

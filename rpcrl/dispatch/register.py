@@ -74,6 +74,8 @@ def register(
     if uneven not in get_args(UnevenPolicy):
         raise DispatchError(f"uneven must be one of {', '.join(get_args(UnevenPolicy))}, got {uneven!r}")
     rank_zero = execute_mode == Execute.RANK_ZERO or mode.rank_zero_only
+    if rank_zero and mode.mesh_name is not None:
+        raise DispatchError(f"{mode.name} runs on every rank of its mesh; it does not go with Execute.RANK_ZERO")
     spec = MethodSpec(mode, rank_zero, blocking, concurrent, uneven, timeout_s)
 
     def note(function: F) -> F:

@@ -60,11 +60,21 @@ class CallTable(Generic[Token]):
         """Make room for a worker's calls."""
         self._peers[identity] = _Peer(incarnation)
 
-    def open(self, identity: str, role: str, method: str, payload: Encoded, token: Token, *, now: float) -> Call:
+    def open(
+        self,
+        identity: str,
+        role: str,
+        method: str,
+        payload: Encoded,
+        token: Token,
+        *,
+        now: float,
+        wants_result: bool = True,
+    ) -> Call:
         """Enter a new call and return the message to send."""
         peer = self._peers[identity]
         call_id = CallId(self._caller, peer.incarnation, peer.next_sequence)
-        call = Call(call_id, role, method, payload, answered_below=peer.answered_below)
+        call = Call(call_id, role, method, payload, peer.answered_below, wants_result)
         peer.open[peer.next_sequence] = OpenCall(call, token, now, now + FIRST_PROBE_S)
         if self._look_at is not None:
             self._look_at = min(self._look_at, now + FIRST_PROBE_S)

@@ -70,6 +70,7 @@ class Part:
 
     identity: str
     payload: Encoded
+    wants_result: bool = True
 
 
 @dataclass
@@ -165,8 +166,9 @@ class Hub:
             return
         now = time.monotonic()
         for index, part in enumerate(parts):
-            slot = _Slot(pending, index)
-            self._send_call(part.identity, self._calls.open(part.identity, role, method, part.payload, slot, now=now))
+            slot, wanted = _Slot(pending, index), part.wants_result
+            call = self._calls.open(part.identity, role, method, part.payload, slot, now=now, wants_result=wanted)
+            self._send_call(part.identity, call)
 
     def stop_group(self, name: str, grace_s: float, closed: concurrent.futures.Future[list[WorkerExit]]) -> None:
         """End a group's workers; ``closed`` settles with their ends once all are reaped."""

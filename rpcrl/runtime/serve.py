@@ -133,7 +133,9 @@ class CallServer:
             return
         try:
             # A copy, made before the next method runs: that one may change the tensors which this one returned.
-            payload = encode(value, path="return value", imports=self._imports).own_copy()
+            payload = encode(
+                value if call.wants_result else None, path="return value", imports=self._imports
+            ).own_copy()
         except Exception as refused:
             self._fail(call, "unencodable", refused)
             return

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rpcrl import env
+from rpcrl.dispatch.register import register
 from rpcrl.errors import UsageError
 
 __all__ = ["Worker", "WorkerContext", "context", "in_worker", "set_context"]
@@ -26,6 +27,8 @@ class WorkerContext:
     held_port: Any = None
     """Rank 0: the socket that holds MASTER_PORT until the store takes it over."""
     roles: dict[str, Any] = field(default_factory=dict)
+    meshes: dict[tuple[int, str], tuple[int, bool]] = field(default_factory=dict)
+    """(id of the role's instance, mesh) → (dp rank, does this rank collect?)."""
 
 
 _context: WorkerContext | None = None
@@ -93,6 +96,31 @@ class Worker:
                 "order in which the group lists them, and are colocated by giving WorkerGroup a dict of roles"
             )
         return roles[role]
+
+    def register_mesh(self, name: str, dp_rank: int, *, is_collect: bool = True) -> None:
+        """Say which part of a batch this rank works on in methods of mode ``mesh(name)``, and if its result counts.
+
+        Call it on every rank, before the first such method, e.g. in the constructor. Exactly one rank for each dp
+        rank collects. Raises UsageError if the mesh was registered by this role already.
+        """
+        meshes = context().meshes
+        if (id(self), name) in meshes:
+            raise UsageError(f"mesh {name!r} was registered by this worker already")
+        if dp_rank < 0:
+            raise UsageError(f"mesh {name!r}: dp_rank={dp_rank} must be 0 or more")
+        meshes[id(self), name] = (dp_rank, is_collect)
+
+    @register
+    def _query_mesh(self, name: str) -> tuple[int, bool]:
+        """Return (dp rank, does it collect?) of this rank; asked by the group once."""
+        meshes = context().meshes
+        if (id(self), name) not in meshes:
+            known = ", ".join(repr(mesh) for owner, mesh in meshes if owner == id(self)) or "none"
+            raise UsageError(
+                f"{type(self).__name__} has no mesh {name!r} on rank {self.rank} (registered: {known}); call "
+                f"self.register_mesh({name!r}, dp_rank, is_collect=…) in its constructor"
+            )
+        return meshes[id(self), name]
 
     def init_process_group(self, backend: str | None = None, *, timeout_s: float = 1_800.0) -> None:
         """Join torch.distributed's default group over all ranks of this worker group (collective).

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rpcrl import env
-from rpcrl.dispatch.mode import Arguments, CallShape, Dispatched
+from rpcrl.dispatch.mode import Arguments, CallShape, Dispatched, Mesh, current
 from rpcrl.dispatch.register import MethodSpec, bind, registered_methods
 from rpcrl.dispatch.splitting import unpad_result
 from rpcrl.errors import DispatchError, UnknownMethodError, UsageError, WorkerExit
@@ -88,6 +88,7 @@ class WorkerGroup:
         """Make this object the group's handle for one role; None is the group of several roles as a whole."""
         self._shared = shared
         self._role = role
+        self._meshes: dict[str, Mesh] = {}
         if role is not None:
             for name, spec in registered_methods(shared.classes[role]).items():
                 setattr(self, name, RemoteMethod(self, role, shared.classes[role], name, spec))
@@ -121,6 +122,16 @@ class WorkerGroup:
     def resource_pool(self) -> ResourcePool:
         """The pool that the group runs on."""
         return self._shared.pool
+
+    def mesh(self, name: str) -> Mesh:
+        """Return the mesh that the role's workers registered (``Worker.register_mesh``); they are asked once.
+
+        Raises RemoteError if a rank has not registered it, DispatchError if no rank or two collect for a dp rank.
+        """
+        if name not in self._meshes:
+            answers = self._query_mesh(name)
+            self._meshes[name] = Mesh(name, *(tuple(column) for column in zip(*answers, strict=True)))
+        return self._meshes[name]
 
     def spawn(self) -> dict[str, WorkerGroup]:
         """Return a view for each role: the same processes, the methods of that role alone."""
@@ -162,19 +173,19 @@ class RemoteMethod:
         self._role = role
         self._worker_cls = worker_cls
         self._spec = spec
+        self._mode = current(spec.dispatch_mode)
         self._shape = CallShape(f"{role}.{name}", spec.uneven, spec.rank_zero)
         self.__name__ = name
         self.__doc__ = getattr(worker_cls, name).__doc__
 
     def __repr__(self) -> str:
-        return f"<{self._shape.name} of {self._group!r}, {self._spec.dispatch_mode!r}>"
+        return f"<{self._shape.name} of {self._group!r}, {self._mode!r}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the method on the group and wait for its result (unless it is registered with ``blocking=False``)."""
         if not self._spec.blocking:
             return self.submit(*args, **kwargs)
-        # Only the caller who waits for the end, however long, leaves the arguments alone until they are not needed.
-        return self._start(args, kwargs, snapshot=self._spec.timeout_s is not None).result()
+        return self._start(args, kwargs, snapshot=False).result()
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Start the method and return its Future; the arguments may be changed as soon as this returns."""
@@ -188,7 +199,7 @@ class RemoteMethod:
         parts = self._encode(dispatched, snapshot=snapshot)
         pending = PendingReplies(self._describe(), range(len(parts)))
         controller.call(self._group.name, self._role, self.__name__, parts, pending)
-        num_padding, num_rows = dispatched.num_padding, _num_rows(dispatched)
+        num_padding, num_rows = dispatched.num_padding, dispatched.num_rows
         return Future(
             pending,
             lambda replies: self._unpad(self._collect(self._gather(replies)), num_padding, num_rows),
@@ -200,7 +211,7 @@ class RemoteMethod:
         return Arguments(args, kwargs)
 
     def _dispatch(self, arguments: Arguments) -> Dispatched:
-        return self._spec.dispatch_mode.dispatch(self._group, self._shape, arguments)
+        return self._mode.dispatch(self._group, self._shape, arguments)
 
     def _encode(self, dispatched: Dispatched, *, snapshot: bool) -> list[Part]:
         imports = self._group._shared.controller.imports
@@ -212,9 +223,13 @@ class RemoteMethod:
                     (arguments.args, dict(arguments.kwargs)), path=(f"{name} args", f"{name} kwargs"), imports=imports
                 )
                 encoded[id(arguments)] = value.own_copy() if snapshot else value
+        count = len(dispatched.per_rank)
+        identities = self._group._shared.identities[:count]
+        mesh = self._mode.mesh_name
+        wanted = (True,) * count if mesh is None else self._group.mesh(mesh).collects
         return [
-            Part(identity, encoded[id(arguments)])
-            for identity, arguments in zip(self._group._shared.identities, dispatched.per_rank, strict=False)
+            Part(identity, encoded[id(arguments)], wants_result)
+            for identity, arguments, wants_result in zip(identities, dispatched.per_rank, wanted, strict=True)
         ]
 
     def _gather(self, replies: Sequence[Encoded]) -> list[Any]:
@@ -224,21 +239,13 @@ class RemoteMethod:
     def _collect(self, outputs: list[Any]) -> Any:
         if self._spec.rank_zero:
             return outputs[0]
-        return self._spec.dispatch_mode.collect(self._group, self._shape, outputs)
+        return self._mode.collect(self._group, self._shape, outputs)
 
     def _unpad(self, result: Any, num_padding: int, num_rows: int) -> Any:
         return unpad_result(result, num_padding, num_rows, call=self._shape.name)
 
     def _describe(self) -> str:
         return f"{self._shape.name} on group {self._group.name!r}"
-
-
-def _num_rows(dispatched: Dispatched) -> int:
-    """Rows that went out, padding included; 0 where no padding was needed."""
-    if dispatched.num_padding == 0:
-        return 0
-    first = [next(iter((*part.args, *part.kwargs.values()))) for part in dispatched.per_rank]
-    return sum(len(batch) for batch in first)
 
 
 def _roles_of(

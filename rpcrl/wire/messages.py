@@ -126,6 +126,8 @@ class Call:
     """Encoded ``(args, kwargs)``."""
     answered_below: int = 0
     """Every sequence number below this one has its reply: the worker may forget those replies."""
+    wants_result: bool = True
+    """False: the reply is sent without the result, which nobody would collect."""
 
 
 @dataclass(frozen=True)

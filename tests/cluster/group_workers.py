@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
-from rpcrl import DataProto, Dispatch, Execute, Worker, register
+from rpcrl import DataProto, Dispatch, Execute, Worker, mesh, register
 
 
 class Toy(Worker):
@@ -137,6 +138,43 @@ class Toy(Worker):
     @register
     def complain(self, line: str) -> None:
         print(f"WARNING {line}", file=sys.stderr, flush=True)
+
+
+class Meshed(Worker):
+    """Two tensor parallel ranks for each dp rank (``tp``), and two stages of two by two (``pp``); 8 ranks."""
+
+    def __init__(self) -> None:
+        tp_rank, dp_rank, stage = self.rank % 2, self.rank // 2 % 2, self.rank // 4
+        self.register_mesh("tp", self.rank // 2, is_collect=tp_rank == 0)
+        self.register_mesh("pp", dp_rank, is_collect=stage == 1 and tp_rank == 0)
+        if self.rank != 3:
+            self.register_mesh("lame", 0, is_collect=self.rank == 0)
+        self.saw: list[int] = []
+
+    @register(mesh("tp"))
+    def over_tp(self, batch: DataProto) -> DataProto:
+        return DataProto.from_dict(non_tensors={"x": batch.non_tensor_batch["x"], "rank": [self.rank] * len(batch)})
+
+    @register(mesh("pp"))
+    def over_pp(self, *, batch: DataProto) -> DataProto:
+        return DataProto.from_dict(non_tensors={"x": batch.non_tensor_batch["x"], "rank": [self.rank] * len(batch)})
+
+    @register(mesh("lame"))
+    def over_lame(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(mesh("nowhere"))
+    def over_nothing(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def apply(self, function: Callable[[DataProto], DataProto], batch: DataProto) -> DataProto:
+        return function(batch)
+
+
+def keep(batch: DataProto) -> DataProto:
+    """A function that travels by its import path."""
+    return batch
 
 
 class Concurrent(Worker):

@@ -20,7 +20,7 @@ from rpcrl.errors import (
     UnknownMethodError,
     UsageError,
 )
-from tests.cluster.group_workers import Child, Concurrent, IgnoresSigterm, Toy
+from tests.cluster.group_workers import Child, Concurrent, IgnoresSigterm, Meshed, Toy, keep
 
 pytestmark = pytest.mark.cluster
 
@@ -80,6 +80,24 @@ def test_ranks_environment_and_secrets(controller: Controller):
 
 def test_the_ranks_meet_in_torch_distributed(ipc: Controller):
     assert WorkerGroup(ResourcePool([3]), Toy).all_reduce() == [6.0, 6.0, 6.0]
+
+
+def test_meshes_and_functions(ipc: Controller):
+    group = WorkerGroup(ResourcePool([8]), Meshed)
+    batch = DataProto.from_dict(non_tensors={"x": list(range(7))})
+    over_tp = group.over_tp(batch)
+    assert list(over_tp.non_tensor_batch["x"]) == list(range(7))
+    assert list(over_tp.non_tensor_batch["rank"]) == [0, 0, 2, 2, 4, 4, 6]
+    over_pp = group.over_pp(batch=batch)
+    assert list(over_pp.non_tensor_batch["x"]) == list(range(7))
+    assert list(over_pp.non_tensor_batch["rank"]) == [4] * 4 + [6] * 3
+    assert list(group.apply(keep, batch).non_tensor_batch["x"]) == list(range(7))
+    with pytest.raises(RuntimeError, match=r"has no mesh 'lame' on rank 3 \(registered: 'tp', 'pp'\)"):
+        group.over_lame(batch)
+    with pytest.raises(RuntimeError, match="has no mesh 'nowhere'"):
+        group.over_nothing(batch)
+    with pytest.raises(EncodeError, match="lambda"):
+        group.apply(lambda rows: rows, batch)
 
 
 def test_submit_await_and_deadlines(ipc: Controller, tmp_path: Path):

@@ -1,11 +1,22 @@
 """Each mode on a list-like batch: what goes to which rank, and how results come back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from rpcrl.batch.splittable import bounds
-from rpcrl.dispatch.mode import Arguments, CallShape, Dispatch, DispatchMode, custom_mode
+from rpcrl.dispatch.mode import (
+    Arguments,
+    CallShape,
+    Dispatch,
+    DispatchMode,
+    Mesh,
+    current,
+    custom_mode,
+    mesh,
+    register_dispatch_mode,
+    update_dispatch_mode,
+)
 from rpcrl.dispatch.splitting import unpad_result
 from rpcrl.errors import DispatchError
 
@@ -28,6 +39,10 @@ class Rows(list):
 @dataclass
 class Group:
     world_size: int
+    meshes: dict[str, Mesh] = field(default_factory=dict)
+
+    def mesh(self, name: str) -> Mesh:
+        return self.meshes[name]
 
 
 def send(mode: DispatchMode, world_size: int, *args, call: CallShape | None = None, **kwargs):
@@ -115,15 +130,68 @@ def test_custom_modes_have_verls_signature():
         custom_mode({"dispatch_fn": print})
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_padding_never_reaches_a_metric(world_size: int):
-    sent = send(Dispatch.DP_COMPUTE_METRIC, world_size, Rows(["a", "b", "c"]))
-    parts = [part.args[0] for part in sent.per_rank]
-    assert len(parts) == world_size
-    assert Rows.concat(parts) == ["a", "b", "c"]
-    assert sent.num_padding == 0
+TP2_DP2 = Mesh("m", dp_ranks=(0, 0, 1, 1), collects=(True, False, True, False))
+PP2_TP2_DP2 = Mesh("m", dp_ranks=(0, 0, 1, 1, 0, 0, 1, 1), collects=(False,) * 4 + (False, True, False, True))
+DP_BACKWARDS = Mesh("m", dp_ranks=(1, 0), collects=(True, True))
 
 
-def test_a_metric_mode_refuses_a_remainder_when_the_method_does():
-    with pytest.raises(DispatchError, match="3 rows into 2 equal parts"):
-        send(Dispatch.DP_COMPUTE_METRIC, 2, Rows("abc"), call=CallShape("role.m", uneven="error"))
+@pytest.mark.parametrize("shape", [TP2_DP2, PP2_TP2_DP2, DP_BACKWARDS])
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 6])
+def test_a_mesh_splits_once_per_dp_rank_and_collects_in_dp_order(shape: Mesh, num_rows: int):
+    group = Group(len(shape.dp_ranks), {"m": shape})
+    mode, batch = mesh("m"), Rows(range(num_rows))
+    sent = mode.dispatch(group, CallShape("r.m"), Arguments((), {"data": batch}))
+    assert len(sent.per_rank) == len(shape.dp_ranks)
+    assert len({id(part) for part in sent.per_rank}) == shape.dp_size, "ranks of one dp rank share one object"
+    outputs = [
+        part.kwargs["data"] if counts else None for part, counts in zip(sent.per_rank, shape.collects, strict=True)
+    ]
+    back = mode.collect(group, CallShape("r.m"), outputs)
+    assert unpad_result(back, sent.num_padding, sent.num_rows, call="r.m") == batch
+
+
+@pytest.mark.parametrize("collects", [(True, True, True, False), (False, False, True, False)])
+def test_a_mesh_needs_one_collecting_rank_for_each_dp_rank(collects: tuple[bool, ...]):
+    with pytest.raises(DispatchError, match=r"mesh 'm': each of its 2 dp ranks needs exactly one rank that collects"):
+        Mesh("m", (0, 0, 1, 1), collects)
+
+
+def test_a_function_goes_to_every_rank_and_the_batch_is_split():
+    sent = send(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC, 2, len, Rows(range(3)))
+    assert [part.args[0] for part in sent.per_rank] == [len, len]
+    assert [list(part.args[1]) for part in sent.per_rank] == [[0, 1], [2, 0]]
+    assert (sent.num_padding, sent.num_rows) == (1, 4)
+    with pytest.raises(DispatchError, match="takes a function first and then batches, got Rows"):
+        send(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC, 2, Rows(range(3)))
+
+
+def test_a_direct_rollout_method_is_not_called_by_the_group():
+    with pytest.raises(DispatchError, match="the rollout is called directly"):
+        send(Dispatch.DIRECT_ROLLOUT_METHOD, 2)
+
+
+def test_modes_can_be_looked_up_searched_and_walked():
+    names = [mode.name for mode in Dispatch]
+    assert len(Dispatch) == len(names) == len(set(names))
+    assert Dispatch["ONE_TO_ALL"] is Dispatch.ONE_TO_ALL
+    assert "DP_COMPUTE" in Dispatch
+    assert Dispatch.DP_COMPUTE in Dispatch
+    assert "NO_SUCH" not in Dispatch
+    with pytest.raises(DispatchError, match="no dispatch mode 'NO_SUCH'; there are: ONE_TO_ALL"):
+        Dispatch["NO_SUCH"]
+
+
+def test_a_mode_of_your_own_is_registered_and_updated_for_groups_to_come():
+    def twice(group, x):
+        return ([x] * group.world_size,), {}
+
+    mode = register_dispatch_mode("my_mode", twice, lambda group, outputs: outputs)
+    try:
+        assert Dispatch["MY_MODE"] is mode
+        with pytest.raises(DispatchError, match="'MY_MODE' is registered already"):
+            register_dispatch_mode("my_mode", twice, lambda group, outputs: outputs)
+        update_dispatch_mode(mode, twice, lambda group, outputs: max(outputs))
+        assert mode.collect(Group(2), CallShape("r.m"), [1, 2]) == [1, 2], "who holds the old one keeps it"
+        assert current(mode).collect(Group(2), CallShape("r.m"), [1, 2]) == 2
+    finally:
+        del Dispatch.MY_MODE  # type: ignore[attr-defined]
