@@ -40,12 +40,16 @@ from rpcrl.wire.messages import (
     Welcome,
 )
 
-__all__ = ["CallServer"]
+__all__ = ["CallServer", "Terminated"]
 
 logger = get_logger(__name__)
 
 RETRY_SEND_S = 0.05
 """Pace at which a message is offered again to a queue that is full."""
+
+
+class Terminated(SystemExit):
+    """This process has been told to end; raised by its signal handler wherever the main thread is."""
 
 
 class CallServer:
@@ -115,9 +119,9 @@ class CallServer:
         try:
             args, kwargs = self._arguments(call)
             return getattr(self._roles[call.role], call.method)(*args, **kwargs), None
-        except (SystemExit, KeyboardInterrupt):
-            raise  # the process has been told to end
-        except BaseException as error:
+        except Terminated:
+            raise
+        except BaseException as error:  # sys.exit() too: a method's end is not the worker's
             return None, error
 
     def _arguments(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:

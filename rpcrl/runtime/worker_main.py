@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from rpcrl import env, logs
 from rpcrl.runtime.main_module import load_main
 from rpcrl.runtime.process_group import hold_port
-from rpcrl.runtime.serve import CallServer
+from rpcrl.runtime.serve import CallServer, Terminated
 from rpcrl.runtime.worker import WorkerContext, set_context
 from rpcrl.transport.base import ClientKeys, Connection, KeyPair, Limits
 from rpcrl.transport.open import connect
@@ -76,7 +76,7 @@ def _connect(bootstrap: dict[str, Any]) -> Connection:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    raise Terminated(128 + number)
 
 
 def _read_bootstrap() -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _build(
         for role, kind in classes.items():
             args, kwargs = arguments[role]
             context.roles[role] = kind(*args, **kwargs)
-    except (SystemExit, KeyboardInterrupt):
+    except Terminated:
         raise
     except BaseException as error:
         server.post(Failure(BUILD, "build", describe(error)))

@@ -267,6 +267,8 @@ def make_error(kind: str) -> BaseException:
             error = RuntimeError("the outer one")
             error.__cause__ = inner
             return error
+    if kind in ("SystemExit", "KeyboardInterrupt"):
+        return SystemExit(3) if kind == "SystemExit" else KeyboardInterrupt("of the method's own")
     if kind == "AttributeError":
         return AttributeError("'NoneType' object has no attribute 'shape'")
     return ValueError("bad value on purpose")

@@ -87,6 +87,17 @@ def test_p31_odd_exceptions_keep_their_story(controller: Controller):
     assert group.inc() == [1, 1], "the workers live on"
 
 
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
+def test_a_methods_own_exit_is_an_error_of_the_call_and_not_the_workers_end(controller: Controller, kind: str):
+    group = WorkerGroup(ResourcePool([2]), Toy)
+    with pytest.raises(RemoteError) as caught:
+        group.boom(1, kind)
+    assert caught.value.type_name == kind
+    assert not isinstance(caught.value, SystemExit | KeyboardInterrupt)
+    assert "in boom" in str(caught.value)
+    assert group.inc() == [1, 1]
+
+
 def test_p32_an_attribute_error_inside_is_no_unknown_method(controller: Controller):
     group = WorkerGroup(ResourcePool([1]), Toy)
     with pytest.raises(RemoteError) as caught:
