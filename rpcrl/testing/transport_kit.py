@@ -10,140 +10,38 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from rpcrl.errors import ClosedError, MessageTooLargeError, PeerUnreachableError
-from rpcrl.transport.base import ClientKeys, Connection, Frame, KeyPair, Limits, Listener
-from rpcrl.transport.keys import AllowList, new_key_pair
-from rpcrl.transport.open import connect, listen
+from rpcrl.testing.transport_harness import (
+    PATIENCE_S,
+    Harness,
+    fail,
+    greet,
+    receive,
+    receive_from,
+    same,
+    wait_until,
+)
+from rpcrl.transport.base import Connection, Frame, Listener
 
 __all__ = ["CHECKS", "Harness", "wait_until"]
-
-PATIENCE_S = 20.0
-"""A bound for everything that ought to happen at once; never reached by a transport that works."""
-
-
-def _fail(text: str) -> NoReturn:
-    raise AssertionError(text)
-
-
-def _same(found: object, wanted: object, what: str) -> None:
-    if found != wanted:
-        _fail(f"{what}: {found!r:.300} instead of {wanted!r:.300}")
-
-
-def wait_until(condition: Callable[[], bool], what: str, *, patience_s: float = PATIENCE_S) -> None:
-    """Wait for a state that another thread or the kernel brings about. Raises AssertionError after ``patience_s``."""
-    deadline_s = time.monotonic() + patience_s
-    pause = threading.Event()
-    while not condition():
-        if time.monotonic() > deadline_s:
-            _fail(f"after {patience_s:g} s still not: {what}")
-        pause.wait(0.005)
-
-
-@dataclass
-class Harness:
-    """Opens listeners and connections of one transport and closes them in the end."""
-
-    scheme: str
-    """``inproc``, ``ipc`` or ``tcp``; what really runs is checked against it."""
-    directory: Path
-    """A fresh directory with mode 0700."""
-    limits: Limits = field(default_factory=lambda: Limits(reconnect_s=0.02, handshake_s=5.0))
-    stack: ExitStack = field(default_factory=ExitStack)
-
-    def __post_init__(self) -> None:
-        self.keys: KeyPair | None = new_key_pair() if self.scheme == "tcp" else None
-        self.allowed = AllowList()
-        self._peers: dict[str, KeyPair] = {}
-
-    def __enter__(self) -> Harness:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.stack.close()
-
-    def listen(self, *, address: str | None = None, limits: Limits | None = None) -> Listener:
-        """Return a listener on a fresh address, or on ``address`` again."""
-        fresh = {
-            "inproc": f"inproc://kit-{os.getpid()}-{id(self)}",
-            "ipc": f"ipc://{self.directory}/kit",
-            "tcp": "tcp://127.0.0.1:0",
-        }[self.scheme]
-        listener = listen(
-            address or fresh,
-            limits=limits or self.limits,
-            keys=self.keys,
-            allowed=self.allowed if self.keys is not None else None,
-        )
-        self.stack.callback(listener.close)
-        if not listener.address.startswith(f"{self.scheme}://") or listener.address.endswith(":0"):
-            _fail(f"a listener on {listener.address}, not a real address of {self.scheme}")
-        return listener
-
-    def peer_keys(self, identity: str) -> KeyPair:
-        """Return the keys of a peer; they are on the listener's allow-list."""
-        own = self._peers.setdefault(identity, new_key_pair())
-        self.allowed.add(own.public, identity)
-        return own
-
-    def connect(
-        self, address: str, identity: str, *, limits: Limits | None = None, server_public: str | None = None
-    ) -> Connection:
-        """Return a connection under a name that the listener lets in."""
-        keys = None
-        if self.keys is not None:
-            keys = ClientKeys(self.peer_keys(identity), server_public or self.keys.public)
-        connection = connect(address, identity=identity, limits=limits or self.limits, keys=keys)
-        self.stack.callback(connection.close)
-        return connection
-
-    def pair(self, *, limits: Limits | None = None) -> tuple[Listener, Connection]:
-        """Return a listener and a connection ``peer`` that have greeted each other."""
-        listener = self.listen(limits=limits)
-        connection = self.connect(listener.address, "peer", limits=limits)
-        greet(listener, connection, "peer")
-        return listener, connection
-
-
-def receive_from(listener: Listener, what: str) -> tuple[str, list[Frame]]:
-    """Return the listener's next message. Raises AssertionError when none comes."""
-    got = listener.receive(PATIENCE_S)
-    return got if got is not None else _fail(f"{what}: nothing came")
-
-
-def receive(connection: Connection, what: str) -> list[Frame]:
-    """Return the connection's next message. Raises AssertionError when none comes."""
-    got = connection.receive(PATIENCE_S)
-    return got if got is not None else _fail(f"{what}: nothing came")
-
-
-def greet(listener: Listener, connection: Connection, identity: str) -> None:
-    """Send one message each way."""
-    connection.send([b"hello"])
-    peer, frames = receive_from(listener, "greeting")
-    _same((peer, list(map(bytes, frames))), (identity, [b"hello"]), "greeting")
-    listener.send(identity, [b"welcome"])
-    _same(list(map(bytes, receive(connection, "answer"))), [b"welcome"], "answer")
 
 
 def really_runs(harness: Harness) -> None:
     """What runs is the transport that was asked for, seen from the kernel."""
     listener, _ = harness.pair()
     module = type(listener).__module__
-    _same(module.rpartition(".")[2], "inproc" if harness.scheme == "inproc" else "zeromq", "implementation")
+    same(module.rpartition(".")[2], "inproc" if harness.scheme == "inproc" else "zeromq", "implementation")
     target = listener.address.partition("://")[2]
     if harness.scheme == "ipc" and target not in Path("/proc/net/unix").read_text(encoding="ascii"):
-        _fail(f"the kernel knows no unix socket {target}")
+        fail(f"the kernel knows no unix socket {target}")
     if harness.scheme == "tcp":
         port = int(target.rpartition(":")[2])
         local = [line.split()[1] for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
         if f"0100007F:{port:04X}" not in local:
-            _fail(f"the kernel knows no TCP socket on 127.0.0.1:{port}")
+            fail(f"the kernel knows no TCP socket on 127.0.0.1:{port}")
 
 
 def keeps_frames(harness: Harness) -> None:
@@ -154,12 +52,12 @@ def keeps_frames(harness: Harness) -> None:
     wanted = [b"a", b"bb", b"ccc", b"", big, b"end"]
     for _ in range(2):
         connection.send(message)
-        _same(list(map(bytes, receive_from(listener, "frames up")[1])), wanted, "frames up")
+        same(list(map(bytes, receive_from(listener, "frames up")[1])), wanted, "frames up")
         listener.send("peer", message)
         got = receive(connection, "frames down")
-        _same(list(map(bytes, got)), wanted, "frames down")
+        same(list(map(bytes, got)), wanted, "frames down")
         if any(type(frame) is not bytearray for frame in got[1:]):
-            _fail("received buffers must be bytearrays of the receiver's own")
+            fail("received buffers must be bytearrays of the receiver's own")
 
 
 def takes_frames_over(harness: Harness) -> None:
@@ -170,11 +68,11 @@ def takes_frames_over(harness: Harness) -> None:
         connection.send([b"head", buffer])
         buffer[:] = b"y" * size
         frames = receive_from(listener, "buffer up")[1]
-        _same(bytes(frames[1]) == b"x" * size, True, f"{size} bytes sent before the change")
+        same(bytes(frames[1]) == b"x" * size, True, f"{size} bytes sent before the change")
         buffer[:] = b"x" * size
         listener.send("peer", [b"head", memoryview(buffer)])
         buffer[:] = b"y" * size
-        _same(bytes(receive(connection, "buffer down")[1]) == b"x" * size, True, f"{size} bytes back")
+        same(bytes(receive(connection, "buffer down")[1]) == b"x" * size, True, f"{size} bytes back")
 
 
 def keeps_order_under_load(harness: Harness) -> None:
@@ -190,7 +88,7 @@ def keeps_order_under_load(harness: Harness) -> None:
                 connection.send([str(number).encode(), b"x" * (number % 3_000)])
             for number in range(count):
                 frames = receive(connection, f"echo {number} of {name}")
-                _same((int(frames[0]), len(frames[1])), (number, number % 3_000), f"order at {name}")
+                same((int(frames[0]), len(frames[1])), (number, number % 3_000), f"order at {name}")
         except BaseException as error:
             failures.append(f"{name}: {error!r}")
 
@@ -200,12 +98,12 @@ def keeps_order_under_load(harness: Harness) -> None:
     seen = dict.fromkeys(names, 0)
     for _ in range(count * len(names)):
         peer, frames = receive_from(listener, f"message under load (so far {seen})")
-        _same(int(frames[0]), seen[peer], f"order from {peer}")
+        same(int(frames[0]), seen[peer], f"order from {peer}")
         seen[peer] += 1
         listener.send(peer, frames)
     for thread in threads:
         thread.join(PATIENCE_S)
-    _same(failures, [], "failures of the peers")
+    same(failures, [], "failures of the peers")
 
 
 def refuses_unknown_peer(harness: Harness) -> None:
@@ -215,11 +113,11 @@ def refuses_unknown_peer(harness: Harness) -> None:
         try:
             listener.send("nobody", [b"lost", b"message"])
         except PeerUnreachableError as error:
-            _same("nobody" in str(error), True, "the peer's name in the error")
+            same("nobody" in str(error), True, "the peer's name in the error")
         else:
-            _fail("a message to an unknown peer was accepted")
+            fail("a message to an unknown peer was accepted")
     listener.send("peer", [b"found"])
-    _same(list(map(bytes, receive(connection, "next message"))), [b"found"], "next message")
+    same(list(map(bytes, receive(connection, "next message"))), [b"found"], "next message")
 
 
 def forgets_closed_peer(harness: Harness) -> None:
@@ -249,7 +147,7 @@ def knows_a_peer_from_its_first_message(harness: Harness) -> None:
     except PeerUnreachableError:
         pass
     else:
-        _fail("a peer that was never heard got a message")
+        fail("a peer that was never heard got a message")
     greet(listener, first, "twin")
     second = harness.connect(listener.address, "twin")
     for connection in (second, first, second):
@@ -268,9 +166,9 @@ def refuses_oversize(harness: Harness) -> None:
             try:
                 send(frames)
             except MessageTooLargeError as error:
-                _same("100000" in str(error), True, "the limit in the error")
+                same("100000" in str(error), True, "the limit in the error")
             else:
-                _fail("a message over the limit was accepted")
+                fail("a message over the limit was accepted")
     greet(listener, connection, "peer")
 
 
@@ -280,7 +178,7 @@ def passes_garbage(harness: Harness) -> None:
     garbage: Sequence[list[Frame]] = ([b""], [b"\xff" * 100], [b"\x00"], [b"\x80\x04\x95."], [b"", b"", b""])
     for frames in garbage:
         connection.send(frames)
-        _same(list(map(bytes, receive_from(listener, "garbage")[1])), frames, "garbage")
+        same(list(map(bytes, receive_from(listener, "garbage")[1])), frames, "garbage")
     greet(listener, connection, "peer")
 
 
@@ -298,9 +196,9 @@ def reconnects(harness: Harness) -> None:
             connection.receive(0.0)
             got = listener.receive(0.1)
         if got is None:
-            _fail("the connection did not come back")
+            fail("the connection did not come back")
         listener.send("peer", [b"yes", str(life).encode()])
-        _same(list(map(bytes, receive(connection, "answer"))), [b"yes", str(life).encode()], "answer")
+        same(list(map(bytes, receive(connection, "answer"))), [b"yes", str(life).encode()], "answer")
         while listener.receive(0.1) is not None:
             pass
 
@@ -316,7 +214,7 @@ def connects_before_listener(harness: Harness) -> None:
     listener = harness.listen(address=address)
     for number in range(100):
         peer, frames = receive_from(listener, f"early message {number}")
-        _same((peer, int(frames[0])), ("early", number), "early message")
+        same((peer, int(frames[0])), ("early", number), "early message")
 
 
 def bounds_stalled_peer(harness: Harness) -> None:
@@ -331,16 +229,16 @@ def bounds_stalled_peer(harness: Harness) -> None:
                 send([str(accepted).encode(), block])
                 accepted += 1
         except PeerUnreachableError as error:
-            _same("50" in str(error), True, "the limit in the error")
+            same("50" in str(error), True, "the limit in the error")
         else:
-            _fail(f"{accepted} messages of {len(block)} bytes were accepted for a peer that reads none")
+            fail(f"{accepted} messages of {len(block)} bytes were accepted for a peer that reads none")
         reads = send != connection.send
         for number in range(accepted):
             if reads:
                 frames = receive(connection, f"message {number} of {accepted} that were accepted")
             else:
                 frames = receive_from(listener, f"message {number} of {accepted} that were accepted")[1]
-            _same(int(frames[0]), number, "order after the stall")
+            same(int(frames[0]), number, "order after the stall")
 
         def sends_again(send: Callable[[Sequence[Frame]], None] = send) -> bool:
             try:
@@ -350,7 +248,7 @@ def bounds_stalled_peer(harness: Harness) -> None:
             return True
 
         wait_until(sends_again, "the queue takes messages again")
-        _same(
+        same(
             bytes((receive(connection, "again") if reads else receive_from(listener, "again")[1])[0]),
             b"again",
             "",
@@ -362,8 +260,8 @@ def wakes(harness: Harness) -> None:
     listener, connection = harness.pair()
     for end in (listener, connection):
         end.wake()
-        _same(end.receive(PATIENCE_S), None, "receive after wake")
-        _same(end.receive(0.0), None, "receive without anything")
+        same(end.receive(PATIENCE_S), None, "receive after wake")
+        same(end.receive(0.0), None, "receive without anything")
         waiting = threading.Event()
 
         def call(end: Listener | Connection = end, waiting: threading.Event = waiting) -> None:
@@ -375,15 +273,15 @@ def wakes(harness: Harness) -> None:
         caller.start()
         start_s = time.monotonic()
         waiting.set()
-        _same(end.receive(None), None, "receive that was woken")
+        same(end.receive(None), None, "receive that was woken")
         caller.join()
         if time.monotonic() - start_s > PATIENCE_S / 2:
-            _fail("waking took too long")
+            fail("waking took too long")
         end.receive(0.0)
     connection.send([b"kept"])
     listener.wake()
     got = listener.receive(PATIENCE_S) or listener.receive(PATIENCE_S)
-    _same(got is not None and bytes(got[1][0]), b"kept", "the message beside a wake")
+    same(got is not None and bytes(got[1][0]), b"kept", "the message beside a wake")
     connection.send([b"kept waiting"])
     _receive_while_woken(listener)
     listener.send("peer", [b"kept waiting"])
@@ -396,7 +294,7 @@ def _receive_while_woken(end: Listener | Connection) -> None:
         end.wake()
         if end.receive(0.0) is not None:
             return
-    _fail("a message waited for as long as somebody went on waking")
+    fail("a message waited for as long as somebody went on waking")
 
 
 def times_out(harness: Harness) -> None:
@@ -404,10 +302,10 @@ def times_out(harness: Harness) -> None:
     listener, connection = harness.pair()
     for end in (listener, connection):
         start_s = time.monotonic()
-        _same(end.receive(0.1), None, "receive without a message")
+        same(end.receive(0.1), None, "receive without a message")
         waited_s = time.monotonic() - start_s
         if not 0.09 <= waited_s < PATIENCE_S / 2:
-            _fail(f"receive(0.1) came back after {waited_s:.3f} s")
+            fail(f"receive(0.1) came back after {waited_s:.3f} s")
 
 
 def closes_without_leaks(harness: Harness) -> None:
@@ -426,9 +324,9 @@ def closes_without_leaks(harness: Harness) -> None:
                     end.receive(0.0)
                 except ClosedError:
                     continue
-                _fail("receive on a closed end did not raise")
+                fail("receive on a closed end did not raise")
             if time.monotonic() - start_s > harness.limits.linger_s + PATIENCE_S / 2:
-                _fail(f"round {number}: closing took longer than its linger time")
+                fail(f"round {number}: closing took longer than its linger time")
     wait_until(lambda: _resources(harness) == before, f"resources are back to {before} (now {_resources(harness)})")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rpcrl.testing.proxy import FaultProxy
-from rpcrl.testing.transport_kit import Harness, receive, receive_from
+from rpcrl.testing.transport_harness import Harness, receive, receive_from
 from rpcrl.transport.base import ClientKeys, Connection, Listener
 from rpcrl.transport.keys import new_key_pair
 from rpcrl.wire.frames import from_frames, to_frames

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rpcrl.errors import PeerUnreachableError, UsageError
-from rpcrl.testing.transport_kit import Harness, greet, receive_from
+from rpcrl.testing.transport_harness import Harness, greet, receive_from
 from rpcrl.transport.base import Limits
 from rpcrl.transport.open import listen
 

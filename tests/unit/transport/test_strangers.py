@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from rpcrl.errors import AuthenticationError, PeerUnreachableError
-from rpcrl.testing.transport_kit import greet, receive, wait_until
+from rpcrl.testing.transport_harness import greet, receive, wait_until
 from rpcrl.transport import keys as keys_module
 from rpcrl.transport.base import ClientKeys, Limits
 from rpcrl.transport.keys import AllowList, new_key_pair
