@@ -34,7 +34,7 @@ def _launch(tmp_path: Path, *settings: str) -> tuple[subprocess.CompletedProcess
 
 
 def test_p42_the_quick_start_runs_without_a_gpu(tmp_path: Path) -> None:
-    """Nobody has to say that there is no GPU: the default device is what the machine has."""
+    """Nobody has to say that there is no GPU: the default device is the CPU."""
     done, run_dir = _launch(tmp_path, "trainer.total_training_steps=2")
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
