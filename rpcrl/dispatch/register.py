@@ -12,7 +12,7 @@ from rpcrl.dispatch.mode import Dispatch, DispatchMode, Execute, custom_mode
 from rpcrl.dispatch.splitting import UnevenPolicy
 from rpcrl.errors import DispatchError, UsageError
 
-__all__ = ["MethodSpec", "bind", "register", "registered_methods"]
+__all__ = ["PLAIN", "MethodSpec", "bind", "callable_method", "register", "registered_methods"]
 
 _NOTE = "__rpcrl_method__"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,6 +89,10 @@ def register(
     return note
 
 
+PLAIN = MethodSpec(Dispatch.ONE_TO_ALL, rank_zero=False, blocking=True, concurrent=False, uneven="pad", timeout_s=None)
+"""A method that is not registered, in a class that allows it."""
+
+
 def registered_methods(worker_class: type) -> dict[str, MethodSpec]:
     """Return the registered methods of a class, inherited ones included, by name."""
     found: dict[str, MethodSpec] = {}
@@ -102,6 +106,16 @@ def registered_methods(worker_class: type) -> dict[str, MethodSpec]:
 @cache
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
+
+
+def callable_method(worker_class: type, name: str) -> MethodSpec | None:
+    """Return how a method may be called by its name: as it is registered, or plainly where the class allows that."""
+    attribute = inspect.getattr_static(worker_class, name, None)
+    spec = getattr(attribute, _NOTE, None)
+    if isinstance(spec, MethodSpec):
+        return spec
+    open_to_all = getattr(worker_class, "allow_unregistered", False) and not name.startswith("_")
+    return PLAIN if open_to_all and inspect.isfunction(attribute) else None
 
 
 class _Bare(str):

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rpcrl.errors import ClosedError, DispatchError, RpcrlError, StartError, UsageError, WorkerExit
+from rpcrl.errors import ClosedError, RpcrlError, StartError, UsageError, WorkerExit
 from rpcrl.leftovers import create_run_dir, sweep_stale_runs
 from rpcrl.runtime.agent_process import AgentProcess
+from rpcrl.runtime.bookings import Bookings
 from rpcrl.runtime.console import Console
 from rpcrl.runtime.hub import AGENT, Hub, Part
 from rpcrl.runtime.main_module import class_path, describe_main
@@ -86,7 +87,7 @@ class Controller:
         self.start_timeout_s = start_timeout_s
         self._owner_pid = os.getpid()
         self._lock = threading.Lock()
-        self._pools: dict[str, list[str]] = {}
+        self._bookings = Bookings()
         self._num_groups = 0
         self._closed = False
         self._allow_imports = {"rpcrl", MAIN, *allow_imports}
@@ -222,17 +223,17 @@ class Controller:
             started.result(self.start_timeout_s)
         except concurrent.futures.TimeoutError:
             missing = self._hub.ask(lambda _: group.missing())
-            self.stop_group(pool, name)
+            self.stop_group(name)
             raise StartError(
                 f"group {name!r} did not start within {self.start_timeout_s} s "
                 f"(Controller(start_timeout_s=…)):\n{missing}"
             ) from None
         except BaseException:
-            self.stop_group(pool, name)
+            self.stop_group(name)
             raise
         return group
 
-    def stop_group(self, pool: ResourcePool, name: str, grace_s: float = STOP_GRACE_S) -> list[WorkerExit]:
+    def stop_group(self, name: str, grace_s: float = STOP_GRACE_S) -> list[WorkerExit]:
         """End a group's workers and wait until they are reaped; returns their ends."""
         closed: concurrent.futures.Future[list[WorkerExit]] = concurrent.futures.Future()
         if self._closed:
@@ -244,11 +245,16 @@ class Controller:
         except concurrent.futures.TimeoutError:
             missing = self._hub.ask(lambda _: "")
             raise RpcrlError(f"group {name!r} was not reaped within {bound_s} s of its end{missing}") from None
-        with self._lock:
-            groups = self._pools.get(pool.name, [])
-            if name in groups:
-                groups.remove(name)
+        self._release(name)
         return exits
+
+    def abandon_group(self, name: str) -> None:
+        """End a group that nobody holds any more; does not wait."""
+        if self._closed or os.getpid() != self._owner_pid:
+            return
+        closed: concurrent.futures.Future[list[WorkerExit]] = concurrent.futures.Future()
+        closed.add_done_callback(lambda _: self._release(name))
+        self._hub.post(lambda: self._hub.stop_group(name, STOP_GRACE_S, closed))
 
     def call(self, group: str, role: str, method: str, parts: Sequence[Part], pending: PendingReplies) -> None:
         """Send one call; ``pending`` settles with the replies."""
@@ -257,19 +263,16 @@ class Controller:
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _admit(self, pool: ResourcePool, name: str) -> str:
-        """Book the group on its pool. Raises DispatchError when the pool's devices have no share left."""
+        """Book the group on its pool and return its unique name."""
         with self._lock:
             self._num_groups += 1
-            groups = self._pools.setdefault(pool.name, [])
-            if pool.device is not None and len(groups) >= pool.max_colocate_count:
-                raise DispatchError(
-                    f"pool {pool.name!r} has {len(groups)} groups already ({', '.join(groups)}), and each worker takes "
-                    f"1/{pool.max_colocate_count} of a device (max_colocate_count={pool.max_colocate_count}). Close a "
-                    "group, raise max_colocate_count, or put several roles into one group by a dict of roles"
-                )
             unique = f"{name}-{self._num_groups}"
-            groups.append(unique)
+            self._bookings.admit(pool, unique)
             return unique
+
+    def _release(self, name: str) -> None:
+        with self._lock:
+            self._bookings.release(name)
 
     def _worker_bootstrap(self, group: str, member: Member, paths: Mapping[str, str], device: str | None) -> bytes:
         bootstrap = {

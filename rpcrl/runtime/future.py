@@ -103,8 +103,17 @@ class Future(Generic[T]):
         self._pending.settled.add_done_callback(lambda _: callback(self))
 
     def __await__(self) -> Generator[Any, None, T]:
-        replies = yield from asyncio.wrap_future(self._shielded()).__await__()
+        replies = yield from self._replies().__await__()
         return self._value_of(replies)
+
+    async def _replies(self) -> list[Encoded]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.wrap_future(self._shielded())
+        except TimeoutError:
+            if self._pending.settled.done():
+                raise  # the call itself failed with a timeout of its own
+            raise CallTimeoutError(self._late(self._timeout_s)) from None
 
     def _shielded(self) -> concurrent.futures.Future[list[Encoded]]:
         """Follow the replies without letting a cancelled awaiter cancel them for everybody else."""

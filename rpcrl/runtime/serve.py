@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from rpcrl.dispatch.register import MethodSpec, registered_methods
+from rpcrl.dispatch.register import MethodSpec, callable_method, registered_methods
 from rpcrl.errors import EncodeError, MessageTooLargeError, PeerUnreachableError, RpcrlError, UnknownMethodError
 from rpcrl.logs import get_logger
 from rpcrl.runtime.gate import RoleGate
@@ -217,7 +217,7 @@ class CallServer:
             self._answer_again(call.call_id)
             return
         self._arrived[call.call_id] = (time.monotonic(), f"{call.role}.{call.method}")
-        spec = self._methods.get(call.role, {}).get(call.method)
+        spec = callable_method(type(self._roles[call.role]), call.method) if call.role in self._roles else None
         if spec is None:
             self._fail(call, "unknown_method", self._unknown(call))
         elif inspect.iscoroutinefunction(getattr(type(self._roles[call.role]), call.method)):

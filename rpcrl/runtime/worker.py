@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rpcrl import env
 from rpcrl.dispatch.register import register
@@ -56,6 +56,9 @@ def context() -> WorkerContext:
 
 class Worker:
     """Base of the classes that run on a WorkerGroup; methods marked with ``@register`` can be called on the group."""
+
+    allow_unregistered: ClassVar[bool] = False
+    """True lets ``group.execute_all`` and ``execute_rank_zero`` call any public method of this class by its name."""
 
     @property
     def rank(self) -> int:

@@ -7,13 +7,14 @@ rank order → ``mode.collect`` → take the padding off → return.
 from __future__ import annotations
 
 import difflib
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rpcrl import env
 from rpcrl.dispatch.mode import Arguments, CallShape, Dispatched, Mesh, current
-from rpcrl.dispatch.register import MethodSpec, bind, registered_methods
+from rpcrl.dispatch.register import PLAIN, MethodSpec, bind, callable_method, registered_methods
 from rpcrl.dispatch.splitting import unpad_result
 from rpcrl.errors import DispatchError, UnknownMethodError, UsageError, WorkerExit
 from rpcrl.runtime.controller import STOP_GRACE_S, Controller, current_controller
@@ -82,6 +83,8 @@ class WorkerGroup:
         specs = {role: (item.cls, item.args, item.kwargs) for role, item in roles.items()}
         group = controller.start_group(pool, specs, name=name, environment=environment)
         shared = _Shared(controller, pool, group.name, group.identities, {r: i.cls for r, i in roles.items()})
+        # When the last handle of the group is gone, so is the use of its processes.
+        weakref.finalize(shared, controller.abandon_group, group.name).atexit = False
         self._attach(shared, next(iter(roles)) if len(roles) == 1 else None)
 
     def _attach(self, shared: _Shared, role: str | None) -> None:
@@ -133,6 +136,23 @@ class WorkerGroup:
             self._meshes[name] = Mesh(name, *(tuple(column) for column in zip(*answers, strict=True)))
         return self._meshes[name]
 
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> Future[list[Any]]:
+        """Start a method by its name on every rank with the same arguments; returns the Future of the list of results.
+
+        The method is registered, or its class has ``allow_unregistered = True``; how it is registered plays no part.
+        """
+        return self._by_name(method_name, rank_zero=False).submit(*args, **kwargs)
+
+    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start a method by its name on rank 0 alone; returns the Future of its result. See ``execute_all``."""
+        return self._by_name(method_name, rank_zero=True).submit(*args, **kwargs)
+
+    def _by_name(self, name: str, *, rank_zero: bool) -> RemoteMethod:
+        worker_cls = None if self._role is None else self._shared.classes[self._role]
+        if self._role is None or worker_cls is None or callable_method(worker_cls, name) is None:
+            raise UnknownMethodError(self._unknown(name))
+        return RemoteMethod(self, self._role, worker_cls, name, replace(PLAIN, rank_zero=rank_zero))
+
     def spawn(self) -> dict[str, WorkerGroup]:
         """Return a view for each role: the same processes, the methods of that role alone."""
         return {role: self._view(role) for role in self._shared.classes}
@@ -143,7 +163,7 @@ class WorkerGroup:
         Calls that run fail with ClosedError, and so do the group's other views. Idempotent.
         """
         if self._shared.exits is None:
-            self._shared.exits = self._shared.controller.stop_group(self._shared.pool, self.name, grace_s)
+            self._shared.exits = self._shared.controller.stop_group(self.name, grace_s)
         return self._shared.exits
 
     def _view(self, role: str) -> WorkerGroup:

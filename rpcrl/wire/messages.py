@@ -136,7 +136,6 @@ class Result:
 
     call_id: CallId
     payload: Encoded
-    run_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class Failure:
 
     call_id: CallId
     kind: str
-    """``raised``, ``unknown_method``, ``undecodable``, ``unencodable``, ``build`` or ``discarded``."""
+    """``raised``, ``unknown_method``, ``unencodable``, ``build`` or ``discarded``."""
     info: FailureInfo
 
 

@@ -140,6 +140,18 @@ class Toy(Worker):
         print(f"WARNING {line}", file=sys.stderr, flush=True)
 
 
+class OpenToy(Worker):
+    """Lets every public method be called by its name."""
+
+    allow_unregistered = True
+    attribute = 7
+
+    def plain(self, x: int) -> int:
+        return self.rank + x
+
+    def _hidden(self) -> None: ...
+
+
 class Meshed(Worker):
     """Two tensor parallel ranks for each dp rank (``tp``), and two stages of two by two (``pp``); 8 ranks."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -20,7 +23,7 @@ from rpcrl.errors import (
     UnknownMethodError,
     UsageError,
 )
-from tests.cluster.group_workers import Child, Concurrent, IgnoresSigterm, Meshed, Toy, keep
+from tests.cluster.group_workers import Child, Concurrent, IgnoresSigterm, Meshed, OpenToy, Toy, keep
 
 pytestmark = pytest.mark.cluster
 
@@ -98,6 +101,43 @@ def test_meshes_and_functions(ipc: Controller):
         group.over_nothing(batch)
     with pytest.raises(EncodeError, match="lambda"):
         group.apply(lambda rows: rows, batch)
+
+
+def test_methods_by_name_are_the_classes_own_choice(ipc: Controller):
+    closed = WorkerGroup(ResourcePool([2]), Toy)
+    assert closed.execute_all("one_each", 5).result(20) == [(0, 5), (1, 5)], "how it is registered plays no part"
+    assert closed.execute_rank_zero("add", 1, y=2).result(20) == 3
+    with pytest.raises(UnknownMethodError, match="is not registered"):
+        closed.execute_all("init_process_group")
+    opened = WorkerGroup(ResourcePool([2]), OpenToy)
+    assert opened.execute_all("plain", 4).result(20) == [4, 5]
+    assert opened.execute_rank_zero("plain", 4).result(20) == 4
+    for name in ("_hidden", "__init__", "no_such", "attribute"):
+        with pytest.raises(UnknownMethodError):
+            opened.execute_all(name)
+    with pytest.raises(UnknownMethodError, match="not registered"):
+        opened.plain(4)
+
+
+def test_a_group_that_nobody_holds_ends_and_gives_its_share_back(ipc: Controller):
+    pool = ResourcePool([2], max_colocate_count=1)
+    group = WorkerGroup(pool, Toy)
+    pids = [seat["pid"] for seat in group.where()]
+    view = group.spawn()["Toy"]
+    del group
+    gc.collect()
+    assert view.inc() == [1, 1], "a view holds the group"
+    del view
+    gc.collect()
+    _gone, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
+    assert alive == []
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            WorkerGroup(pool, Toy).close()
+            break
+        except DispatchError:
+            assert time.monotonic() < deadline, "the share did not come back"
 
 
 def test_submit_await_and_deadlines(ipc: Controller, tmp_path: Path):
@@ -182,7 +222,7 @@ def test_wrong_calls_are_refused_before_anything_is_sent(ipc: Controller):
 def test_a_pool_has_room_for_max_colocate_count_groups(ipc: Controller):
     pool = ResourcePool([1], max_colocate_count=2)
     first = WorkerGroup(pool, Toy)
-    with WorkerGroup(pool, Toy), pytest.raises(DispatchError, match="each worker takes 1/2 of a device"):
+    with WorkerGroup(pool, Toy), pytest.raises(DispatchError, match="each worker of this pool takes 1/2"):
         WorkerGroup(pool, Toy)
     third = WorkerGroup(pool, Toy)
     assert first.inc() == third.inc() == [1]

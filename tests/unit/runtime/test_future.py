@@ -80,6 +80,16 @@ async def _await(future: Future[list[str]]) -> list[str]:
     return await future
 
 
+def test_await_keeps_the_methods_deadline():
+    pending = PendingReplies("role.m", range(2))
+    future = future_of(pending, timeout_s=0.01)
+    with pytest.raises(CallTimeoutError, match=r"ranks \[0, 1\] within 0.01 s"):
+        asyncio.run(_await(future))
+    pending.deliver(0, reply("a"))
+    pending.deliver(1, reply("b"))
+    assert asyncio.run(_await(future)) == ["a", "b"]
+
+
 def test_as_completed_yields_in_the_order_of_settling_and_names_a_lack():
     pendings = [PendingReplies(f"m{index}", range(1)) for index in range(3)]
     futures = [future_of(pending) for pending in pendings]
