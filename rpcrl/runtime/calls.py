@@ -8,7 +8,7 @@ is the call sent again, under the same id, and the worker's reply cache makes su
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -87,6 +87,14 @@ class CallTable(Generic[Token]):
         if peer is None or call_id.caller != self._caller or call_id.incarnation != peer.incarnation:
             return None
         return peer.open.pop(call_id.sequence, None)
+
+    def withdraw(self, wanted: Callable[[Token], bool]) -> list[tuple[str, OpenCall[Token]]]:
+        """Take out the calls whose token is wanted; returns them with their workers."""
+        withdrawn: list[tuple[str, OpenCall[Token]]] = []
+        for identity, peer in self._peers.items():
+            sequences = [sequence for sequence, entry in peer.open.items() if wanted(entry.token)]
+            withdrawn += [(identity, peer.open.pop(sequence)) for sequence in sequences]
+        return withdrawn
 
     def on_status(self, identity: str, status: Status, *, now: float) -> list[Call]:
         """Take a worker's answer to a probe; returns the calls that it never saw, to be sent again."""

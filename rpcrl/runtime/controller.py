@@ -256,6 +256,10 @@ class Controller:
         closed.add_done_callback(lambda _: self._release(name))
         self._hub.post(lambda: self._hub.stop_group(name, STOP_GRACE_S, closed))
 
+    def cancel(self, pending: PendingReplies) -> None:
+        """Give a call up."""
+        self._hub.post(lambda: self._hub.cancel(pending))
+
     def call(self, group: str, role: str, method: str, parts: Sequence[Part], pending: PendingReplies) -> None:
         """Send one call; ``pending`` settles with the replies."""
         self._hub.post(lambda: self._hub.call(group, role, method, parts, pending))

@@ -53,8 +53,14 @@ class Future(Generic[T]):
     """The result of a call that runs: ``result(timeout_s)``, ``done()``, or ``await``."""
 
     def __init__(
-        self, pending: PendingReplies, finish: Callable[[list[Encoded]], T], *, timeout_s: float | None = None
+        self,
+        pending: PendingReplies,
+        finish: Callable[[list[Encoded]], T],
+        *,
+        timeout_s: float | None = None,
+        cancel: Callable[[PendingReplies], None] | None = None,
     ) -> None:
+        self._cancel = cancel
         self._pending = pending
         self._finish = finish
         self._timeout_s = timeout_s
@@ -85,6 +91,18 @@ class Future(Generic[T]):
                 raise  # the call itself failed with a timeout of its own
             raise CallTimeoutError(self._late(limit_s)) from None
         return self._value_of(replies)
+
+    def cancel(self) -> bool:
+        """Give the call up; returns False if it is settled already.
+
+        ``result`` then raises ``concurrent.futures.CancelledError``. Ranks that have not started the method never
+        will; an ``async def`` that runs is cancelled; a synchronous one runs to its end, and its result is dropped.
+        """
+        if self._pending.settled.done() or self._cancel is None:
+            return False
+        self._cancel(self._pending)
+        concurrent.futures.wait([self._pending.settled])
+        return isinstance(self._pending.settled.exception(), concurrent.futures.CancelledError)
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
         """Wait as ``result`` does and return the error instead of raising it; None if there is none."""

@@ -35,6 +35,7 @@ from rpcrl.wire.failures import rebuild
 from rpcrl.wire.frames import from_frames, to_frames
 from rpcrl.wire.messages import (
     Call,
+    Cancel,
     Encoded,
     Failure,
     Hello,
@@ -169,6 +170,12 @@ class Hub:
             slot, wanted = _Slot(pending, index), part.wants_result
             call = self._calls.open(part.identity, role, method, part.payload, slot, now=now, wants_result=wanted)
             self._send_call(part.identity, call)
+
+    def cancel(self, pending: PendingReplies) -> None:
+        """Give a call up: its caller hears at once, its workers drop it unless it runs already."""
+        pending.fail(concurrent.futures.CancelledError(f"{pending.description} was cancelled"))
+        for identity, entry in self._calls.withdraw(lambda slot: slot.pending is pending):
+            self._send_call(identity, Cancel(entry.call.call_id))
 
     def stop_group(self, name: str, grace_s: float, closed: concurrent.futures.Future[list[WorkerExit]]) -> None:
         """End a group's workers; ``closed`` settles with their ends once all are reaped."""

@@ -30,6 +30,7 @@ from rpcrl.wire.imports import ImportPolicy
 from rpcrl.wire.messages import (
     Call,
     CallId,
+    Cancel,
     Failure,
     FailureInfo,
     Message,
@@ -61,6 +62,9 @@ class CallServer:
         self._imports = imports
         self._cache = ReplyCache()
         self._arrived: dict[CallId, tuple[float, str]] = {}
+        self._cancelled: set[CallId] = set()
+        self._tasks: dict[CallId, asyncio.Task[Any]] = {}
+        """Asynchronous methods that run; belongs to the loop's thread."""
         self._outbox: deque[tuple[Message, CallId | None]] = deque()
         self._inbox: queue.SimpleQueue[Welcome | Call | Shutdown] = queue.SimpleQueue()
         self._roles: dict[str, Any] = {}
@@ -103,7 +107,10 @@ class CallServer:
                 gate = self._gates[message.role]
                 gate.enter_alone()
                 try:
-                    self._finish(message, *self._invoke(message))
+                    if message.call_id in self._cancelled:
+                        self._fail(message, "cancelled", asyncio.CancelledError("cancelled before it ran"))
+                    else:
+                        self._finish(message, *self._invoke(message))
                 finally:
                     gate.leave(alone=True)
 
@@ -189,6 +196,7 @@ class CallServer:
             if answers is not None:
                 self._cache.store(answers.caller, answers.sequence, frames)
                 self._arrived.pop(answers, None)
+                self._cancelled.discard(answers)
             self._outbox.popleft()
         return True
 
@@ -202,6 +210,8 @@ class CallServer:
             self._take_call(message)
         elif isinstance(message, Probe):
             self._answer_probe(message)
+        elif isinstance(message, Cancel):
+            self._cancel(message.call_id)
         elif isinstance(message, Welcome | Shutdown):
             self._inbox.put(message)
         else:
@@ -224,6 +234,17 @@ class CallServer:
             self._start_async(call, spec)
         else:
             self._inbox.put(call)
+
+    def _cancel(self, call_id: CallId) -> None:
+        if call_id not in self._arrived:
+            return
+        self._cancelled.add(call_id)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel_task, call_id)
+
+    def _cancel_task(self, call_id: CallId) -> None:
+        if (task := self._tasks.get(call_id)) is not None:
+            task.cancel()
 
     def _unknown(self, call: Call) -> UnknownMethodError:
         methods = ", ".join(sorted(self._methods.get(call.role, {}))) or "none"
@@ -282,13 +303,19 @@ class CallServer:
             self._gates[call.role].request(alone=False, enter=enter)
 
     async def _run_async(self, call: Call, *, gated: bool) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks[call.call_id] = task
         try:
+            if call.call_id in self._cancelled:
+                raise asyncio.CancelledError("cancelled before it ran")
             args, kwargs = self._arguments(call)
             running: Coroutine[Any, Any, Any] = getattr(self._roles[call.role], call.method)(*args, **kwargs)
             self._finish(call, await running, None)
         except BaseException as error:
             self._finish(call, None, error)
         finally:
+            self._tasks.pop(call.call_id, None)
             if gated:
                 self._gates[call.role].leave(alone=False)
 

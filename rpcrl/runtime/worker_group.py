@@ -224,6 +224,7 @@ class RemoteMethod:
             pending,
             lambda replies: self._unpad(self._collect(self._gather(replies)), num_padding, num_rows),
             timeout_s=self._spec.timeout_s,
+            cancel=controller.cancel,
         )
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:

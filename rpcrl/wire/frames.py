@@ -43,6 +43,7 @@ KINDS: dict[int, type] = {
     12: messages.WorkerStarted,
     13: messages.WorkerExited,
     14: messages.WorkerOutput,
+    15: messages.Cancel,
 }
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Call",
     "CallId",
+    "Cancel",
     "Encoded",
     "Failure",
     "FailureInfo",
@@ -158,7 +159,7 @@ class Failure:
 
     call_id: CallId
     kind: str
-    """``raised``, ``unknown_method``, ``unencodable``, ``build`` or ``discarded``."""
+    """``raised``, ``unknown_method``, ``unencodable``, ``build``, ``discarded`` or ``cancelled``."""
     info: FailureInfo
 
 
@@ -170,6 +171,13 @@ class Probe:
     incarnation: str
     sequences: tuple[int, ...]
     answered_below: int = 0
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Nobody waits for this call any more: do not start it; an ``async def`` that runs is cancelled."""
+
+    call_id: CallId
 
 
 @dataclass(frozen=True)
@@ -269,6 +277,7 @@ Message = (
     | Result
     | Failure
     | Probe
+    | Cancel
     | Status
     | Shutdown
     | StartWorkers

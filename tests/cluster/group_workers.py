@@ -206,6 +206,10 @@ class Concurrent(Worker):
         self.events.append(f"leave {name}")
         return name
 
+    @register(concurrent=True)
+    async def seen(self) -> list[str]:
+        return list(self.events)
+
     @register
     def update(self) -> list[str]:
         self.events.append("update")

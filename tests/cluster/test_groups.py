@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import socket
 import threading
@@ -158,6 +159,28 @@ def test_submit_await_and_deadlines(ipc: Controller, tmp_path: Path):
         return await asyncio.gather(group.inc.submit(), group.add.submit(1))
 
     assert asyncio.run(driver()) == [[3, 3], [1, 1]]
+
+
+def test_cancel(ipc: Controller, tmp_path: Path):
+    group = WorkerGroup(ResourcePool([2]), Toy)
+    gate = tmp_path / "gate"
+    running, queued = group.slow_inc(str(gate)), group.inc.submit()
+    assert queued.cancel()
+    assert not queued.cancel(), "it is settled"
+    with pytest.raises(concurrent.futures.CancelledError, match=r"Toy\.inc on group .* was cancelled"):
+        queued.result(5)
+    gate.touch()
+    assert running.result(20) == [1, 1]
+    assert not running.cancel()
+    assert group.inc() == [2, 2], "the cancelled call never ran"
+    meeting = WorkerGroup(ResourcePool([1]), Concurrent)
+    alone = meeting.meet.submit("first")
+    deadline = time.monotonic() + 20
+    while meeting.seen() != [["enter first"]]:
+        assert time.monotonic() < deadline
+    assert meeting.update.submit().cancel()
+    assert alone.cancel()
+    assert meeting.update() == [["enter first", "update"]], "a running coroutine was cancelled and left the gate"
 
 
 def test_arguments_may_change_as_soon_as_submit_returns(ipc: Controller, tmp_path: Path):

@@ -18,7 +18,7 @@ from rpcrl.transport.open import connect, listen
 from rpcrl.wire.codec import decode, encode
 from rpcrl.wire.frames import from_frames, to_frames
 from rpcrl.wire.imports import ImportPolicy
-from rpcrl.wire.messages import Call, CallId, Failure, Message, Probe, Ready, Result, Shutdown, Status
+from rpcrl.wire.messages import Call, CallId, Cancel, Failure, Message, Probe, Ready, Result, Shutdown, Status
 
 IMPORTS = ImportPolicy(("rpcrl", "tests"))
 
@@ -255,6 +255,24 @@ def test_failures_say_what_kind_they_are(driver: Driver):
     wrong = driver.receive()
     assert isinstance(wrong, Failure)
     assert wrong.info.type_name == "TypeError"
+
+
+def test_a_cancelled_call_never_starts_and_the_next_one_does(driver: Driver, role: Role):
+    driver.call(1, "wait")
+    assert role.inside.wait(20)
+    driver.call(2, "inc")
+    driver.send(Cancel(CallId("me", "i", 2)))
+    driver.send(Cancel(CallId("me", "i", 9)))
+    driver.call(3, "inc")
+    driver.send(Probe("me", "i", (1, 2, 3)))
+    assert isinstance(driver.receive(), Status), "the cancellation has arrived before this answer"
+    role.go_on.set()
+    assert driver.value() == "done"
+    failure = driver.receive()
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.call_id.sequence) == ("cancelled", 2)
+    assert driver.value() == 1
+    assert role.count == 1
 
 
 def test_garbage_is_dropped_and_the_worker_goes_on(driver: Driver, role: Role):

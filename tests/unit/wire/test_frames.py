@@ -13,6 +13,7 @@ from rpcrl.wire.frames import KINDS, FrameLimits, from_frames, to_frames
 from rpcrl.wire.messages import (
     Call,
     CallId,
+    Cancel,
     Encoded,
     Failure,
     FailureInfo,
@@ -45,6 +46,7 @@ MESSAGES: dict[str, Message] = {
         CALL, "raised", FailureInfo("ValueError", "m\ud800", "tb", ("ValueError",), ("caused by x",), "h", 3)
     ),
     "probe": Probe("controller", "life-1", (1, 2, 3), 1),
+    "cancel": Cancel(CALL),
     "status": Status("controller", {4: 1.5}, (5,), "update"),
     "shutdown": Shutdown("over"),
     "start": StartWorkers(
