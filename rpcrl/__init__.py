@@ -17,6 +17,7 @@ __all__ = [
     "Execute",
     "Future",
     "ResourcePool",
+    "ResourcePoolManager",
     "Worker",
     "WorkerGroup",
     "__version__",
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from rpcrl.runtime.future import Future
     from rpcrl.runtime.worker import Worker
     from rpcrl.runtime.worker_group import ClassWithInitArgs, WorkerGroup
-    from rpcrl.topology import ResourcePool
+    from rpcrl.topology import ResourcePool, ResourcePoolManager
     from rpcrl.wire.codec import register_codec
 else:
     # In the else branch, so that a type checker still refuses a misspelt name.
@@ -47,6 +48,7 @@ else:
         "Execute": "rpcrl.dispatch.mode",
         "Future": "rpcrl.runtime.future",
         "ResourcePool": "rpcrl.topology",
+        "ResourcePoolManager": "rpcrl.topology",
         "Worker": "rpcrl.runtime.worker",
         "WorkerGroup": "rpcrl.runtime.worker_group",
         "mesh": "rpcrl.dispatch.mode",

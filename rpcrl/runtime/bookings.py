@@ -52,5 +52,5 @@ class Bookings:
 def _devices(pool: ResourcePool) -> frozenset[Hashable]:
     if pool.device is None:
         return frozenset()
-    owner: Hashable = "cuda" if pool.device == "cuda" else id(pool)
-    return frozenset((owner, seat.node_rank, seat.device_slot) for seat in pool.placements())
+    owner: Hashable = "cuda" if pool.device == "cuda" else id(pool.whole)
+    return frozenset((owner, seat.node, seat.device_slot) for seat in pool.placements())
