@@ -107,7 +107,7 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Answer the held-out prompts with the model (or the checkpoint of ``trainer.resume``); nothing is trained."""
-        found = self._open_run()
+        found = self._open_run(heldout_needed=True)
         with self._open_controller() as controller:
             self._start(controller)
             self._restore(found)
@@ -205,7 +205,7 @@ class Trainer:
 
     # -- parts of a run ------------------------------------------------------------------------------------------------
 
-    def _open_run(self) -> tuple[Path, Manifest] | None:
+    def _open_run(self, *, heldout_needed: bool = False) -> tuple[Path, Manifest] | None:
         """Open the run directory and find the checkpoint to go on from, before any process starts."""
         from rpcrl.trainer.sources import open_prompts, reward_function
 
@@ -225,7 +225,7 @@ class Trainer:
             stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
             path = Path("runs").absolute() / trainer.project_name / f"{trainer.experiment_name}-{stamp}"
         self._reward_fn = reward_function(self.config)
-        self._prompts = open_prompts(self.config)
+        self._prompts = open_prompts(self.config, heldout_needed=heldout_needed)
         own = resume == "auto" or (checkpoint is not None and path in checkpoint.parents)
         self.run = RunDirectory.open(path, resume=own)
         self._store = CheckpointStore(self.run.checkpoints, keep=self.config.trainer.max_actor_ckpt_to_keep)

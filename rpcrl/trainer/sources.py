@@ -70,8 +70,11 @@ def _data_seed(config: RunConfig) -> int:
     return config.trainer.seed if config.data.seed is None else config.data.seed
 
 
-def open_prompts(config: RunConfig) -> Prompts:
-    """Read the prompts. Raises ConfigError naming every file that cannot be used, before any process starts."""
+def open_prompts(config: RunConfig, *, heldout_needed: bool = False) -> Prompts:
+    """Read the prompts. Raises ConfigError naming every file that cannot be used, before any process starts.
+
+    With ``heldout_needed`` it is one of the mistakes that there are no held-out prompts.
+    """
     data = config.data
     found: dict[str, PromptSource | None] = {}
     violations: list[Violation] = []
@@ -88,6 +91,9 @@ def open_prompts(config: RunConfig) -> Prompts:
             found[key] = opener()
         except (UsageError, BatchError) as error:
             violations.append(Violation(key, str(error)))
+    if heldout_needed and found.get("data.val_files", ...) is None:
+        problem = f"no held-out prompts are named, and {data.train_files} brings none along: nothing can be evaluated"
+        violations.append(Violation("data.val_files", problem, ("set data.val_files=path/to/file.jsonl",)))
     train = found.get("data.train_files")
     if train is not None and train.size is not None and train.size < data.train_batch_size:
         violations.append(

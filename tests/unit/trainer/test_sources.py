@@ -39,6 +39,17 @@ def test_fewer_prompts_than_a_batch_are_refused_with_the_numbers(tmp_path: Path)
         open_prompts(_config(f"data.train_files={train}", "reward.fn=f.py:score"))
 
 
+def test_an_evaluation_without_heldout_prompts_is_refused(tmp_path: Path):
+    train = tmp_path / "train.jsonl"
+    train.write_text((json.dumps(ROW) + "\n") * 32)
+    config = _config(f"data.train_files={train}", "reward.fn=f.py:score")
+    assert open_prompts(config).heldout is None
+    with pytest.raises(ConfigError, match="brings none along: nothing can be evaluated") as caught:
+        open_prompts(config, heldout_needed=True)
+    assert [violation.key for violation in caught.value.violations] == ["data.val_files"]
+    open_prompts(_config(f"data.train_files={train}", f"data.val_files={train}"), heldout_needed=True)
+
+
 def test_a_gsm8k_path_is_checked_without_its_prefix(tmp_path: Path):
     there = tmp_path / "there.jsonl"
     there.write_text("{}\n")
