@@ -88,7 +88,7 @@ class Trainer:
         last_step = self.config.trainer.total_training_steps
         if found is not None and last_step is not None and found[1].step >= last_step:
             summary = self.run.read_summary()
-            if summary is not None:
+            if summary is not None and summary["mode"] == self.mode:
                 self.observer.on_status(
                     f"this run is finished: step {found[1].step} of {last_step} is done; to go on, set a larger "
                     "trainer.total_training_steps"

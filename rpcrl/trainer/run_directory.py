@@ -11,6 +11,7 @@
       checkpoints/         global_step_N/ and latest_checkpointed_iteration.txt
       hf/                  the final model, for AutoModelForCausalLM.from_pretrained
       summary.json         written last: a run without it did not end by itself
+      summary-MODE.json    of an evaluation or a generation in the directory of a finished training
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ SUMMARY_KEYS = (
     "peak_rss_bytes",
 )
 """Keys of summary.json, frozen: programs read them."""
+UNTRAINED_MODES = ("eval-only", "generate-only")
 
 
 def sync_directory(directory: Path) -> None:
@@ -146,10 +148,18 @@ class RunDirectory:
         return path
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
-        """Write summary.json; raises KeyError when a frozen key is missing."""
+        """Write summary.json; raises KeyError when a frozen key is missing.
+
+        The summary of a training that ended here stays: one that trained nothing goes beside it, to
+        ``summary-<mode>.json``.
+        """
         ordered = {key: summary[key] for key in SUMMARY_KEYS}
         ordered.update({key: value for key, value in summary.items() if key not in ordered})
-        write_atomically(self.summary, json.dumps(ordered, indent=2) + "\n")
+        path, mode = self.summary, summary["mode"]
+        earlier = self.read_summary()
+        if mode in UNTRAINED_MODES and earlier is not None and earlier["mode"] not in UNTRAINED_MODES:
+            path = self.path / f"summary-{mode}.json"
+        write_atomically(path, json.dumps(ordered, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, object] | None:
         """Return the content of summary.json; None when the run has not ended by itself."""

@@ -67,3 +67,14 @@ def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path):
     write_atomically(path, "new")
     assert path.read_text() == "new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_an_evaluation_leaves_the_summary_of_the_training(tmp_path):
+    run = RunDirectory.open(tmp_path, resume=False)
+    trained, evaluated = ({**dict.fromkeys(SUMMARY_KEYS, 0), "mode": mode} for mode in ("colocate", "eval-only"))
+    run.write_summary(evaluated)
+    assert run.read_summary() == evaluated, "nothing was trained here yet"
+    run.write_summary(trained)
+    run.write_summary(evaluated)
+    assert run.read_summary() == trained
+    assert json.loads((tmp_path / "summary-eval-only.json").read_text()) == evaluated
