@@ -33,6 +33,8 @@ class Silent:
     def call(self, group: str, role: str, method: str, parts: list[Any], pending: Any) -> None:
         self.parts += parts
 
+    def cancel(self, pending: Any) -> None: ...
+
 
 def test_a_call_that_timed_out_is_sent_again_as_it_was_made():
     controller = Silent()
