@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rpcrl.cli.options import configuration_options, given
-from rpcrl.errors import ConfigError, RpcrlError, Violation
+from rpcrl.errors import ConfigError, RpcrlError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +49,7 @@ def launch(
     if generate_only and eval_only:
         raise click.UsageError("--generate-only and --eval-only exclude each other")
     try:
-        config = _checked(given(**options).read, dry_run=dry_run)
+        config = _checked(given(**options).read)
         if dry_run:
             _dry_run(config)
             return
@@ -60,44 +60,26 @@ def launch(
     context.exit(_launch(config, what, debug=debug))
 
 
-def _checked(read: Callable[..., Any], *, dry_run: bool) -> RunConfig:
-    """Return the configuration; a dry run needs no files and no devices that the real one would."""
+def _checked(read: Callable[..., Any]) -> RunConfig:
+    """Return the configuration, or raise ConfigError with every mistake; a dry run refuses what the real one would."""
     from rpcrl.cli.processes import device_checks
-    from rpcrl.config.launch_rules import file_checks, version_checks
+    from rpcrl.config.launch_rules import resume_checks, version_checks
+    from rpcrl.trainer.sources import source_checks
 
-    also: Sequence[Callable[[RunConfig], Sequence[Violation]]] = (version_checks, device_checks)
-    if not dry_run:
-        also = (*also, file_checks, _reward_checks)
-    loaded = read(also=also)
+    loaded = read(also=(version_checks, device_checks, resume_checks, source_checks))
     if loaded.violations or loaded.config is None:
         raise ConfigError(loaded.violations)
     config: RunConfig = loaded.config
     return config
 
 
-def _reward_checks(config: RunConfig) -> Sequence[Violation]:
-    """Load the reward function here, so that a mistake in it is told before a process starts."""
-    if config.reward.fn is None or not all(config.reward.fn.rpartition(":")[::2]):
-        return ()
-    from rpcrl.rewards.loading import load_reward
-
-    try:
-        load_reward(config.reward.fn, config.reward.reward_kwargs)
-    except ConfigError as error:
-        return error.violations
-    return ()
-
-
 def _dry_run(config: RunConfig) -> None:
     from rpcrl.cli.account_text import account_lines, title
     from rpcrl.cli.processes import dry_run_lines
-    from rpcrl.config.launch_rules import file_checks
 
     click.echo(f"dry run, nothing is started: {title(config)}")
     for line in (*account_lines(config), *dry_run_lines(config)):
         click.echo(line)
-    for violation in file_checks(config):
-        click.echo(f"before a real launch: {violation}", err=True)
 
 
 def _launch(config: RunConfig, what: str, *, debug: bool) -> int:

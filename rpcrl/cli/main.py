@@ -6,6 +6,8 @@ started, 130 interrupted.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from typing import NoReturn
 
@@ -46,9 +48,24 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except RpcrlError as error:
         click.echo(f"rpcrl: {error}", err=True)
         code = EXIT_FAILED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
+            raise
+        code = _output_lost(error)
     except click.Abort:
         code = EXIT_INTERRUPTED
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = _output_lost(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _output_lost(error: OSError) -> int:
+    """Say that standard output took no more, and keep the interpreter from trying again at its end."""
+    click.echo(f"rpcrl: the output could not be written: {error.strerror}", err=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -1,26 +1,42 @@
-"""What does ``rpcrl launch`` refuse that ``rpcrl plan`` accounts? What this version, or this machine, cannot run.
+"""What does ``rpcrl launch`` refuse that ``rpcrl plan`` accounts? What this version does not run.
 
-The checks look at files, but start nothing and change nothing; each returns violations for ``load(also=...)``.
+The checks start nothing and change nothing; each returns violations for ``load(also=...)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rpcrl.config.account import replica_devices
+from rpcrl.config.keys import settings, short_key
 from rpcrl.config.rules import ROLLOUT
-from rpcrl.config.run import BUILT_IN_TASK, GSM8K_PREFIX, RunConfig
+from rpcrl.config.run import RunConfig
 from rpcrl.errors import Violation
 
-__all__ = ["file_checks", "version_checks"]
+__all__ = ["IDLE", "resume_checks", "version_checks"]
+
+IDLE: Mapping[str, str] = {
+    f"{ROLLOUT}.n_gpus_per_node": "belongs to the rollout's own pool in the separate modes",
+    f"{ROLLOUT}.checkpoint_engine.backend": "is how weights cross pools in the separate modes; in one pool they are "
+    "handed over in place",
+    "trainer.max_staleness": "belongs to the async modes",
+    "trainer.v1.colocate_async.num_warmup_batches": "belongs to mode colocate-async",
+    "trainer.v1.separate_async.num_warmup_batches": "belongs to mode separate-async",
+    "trainer.v1.separate_async.parameter_sync_step": "belongs to mode separate-async",
+    "reward.reward_model.enable_resource_pool": "belongs to reward models",
+    "reward.reward_model.nnodes": "belongs to reward models",
+    "reward.reward_model.n_gpus_per_node": "belongs to reward models",
+    "reward.reward_model.model_path": "belongs to reward models",
+}
+"""Settings that nothing reads in a run of this version, each with the reason; a launch takes only their defaults."""
 
 _PARALLEL = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
 
 
 def version_checks(config: RunConfig) -> list[Violation]:
     """Return what this version accounts but does not run."""
-    return [*_modes(config), *_engines(config), *_reward_models(config), *_models(config)]
+    return [*_modes(config), *_nodes(config), *_engines(config), *_reward_models(config), *_idle(config)]
 
 
 def _modes(config: RunConfig) -> Iterator[Violation]:
@@ -29,6 +45,15 @@ def _modes(config: RunConfig) -> Iterator[Violation]:
             "trainer.mode",
             f"this version trains in mode colocate; {config.trainer.mode} is accounted by `rpcrl plan` and not run",
             ("choose --mode colocate",),
+        )
+
+
+def _nodes(config: RunConfig) -> Iterator[Violation]:
+    if config.trainer.nnodes > 1:
+        yield Violation(
+            "trainer.nnodes",
+            f"this version runs on one machine; {config.trainer.nnodes} nodes are accounted by `rpcrl plan`",
+            (f"set trainer.nnodes=1 (with trainer.n_gpus_per_node={config.trainer.n_gpus_per_node})",),
         )
 
 
@@ -61,43 +86,32 @@ def _reward_models(config: RunConfig) -> Iterator[Violation]:
         )
 
 
-def _models(config: RunConfig) -> Iterator[Violation]:
-    data, model = config.data, config.actor_rollout_ref.model
-    if model.path is None and data.train_files not in (None, BUILT_IN_TASK):
-        yield Violation(
-            "actor_rollout_ref.model.path",
-            f"no model is named, and the shipped base model fits only the built-in task, not {data.train_files}",
-            ("set model.path to the folder of a Hugging Face checkpoint",),
-        )
-
-
-def file_checks(config: RunConfig) -> list[Violation]:
-    """Return which named files and folders are not there."""
-    found: list[Violation] = []
-    for key, path in (("data.train_files", config.data.train_files), ("data.val_files", config.data.val_files)):
-        if path is None or path == BUILT_IN_TASK:
-            continue
-        file = path.removeprefix(GSM8K_PREFIX)
-        if not Path(file).expanduser().is_file():
-            found.append(_missing(key, file, "file"))
-    model = config.actor_rollout_ref.model.path
-    if model is not None:
-        folder = Path(model).expanduser()
-        if not folder.is_dir():
-            found.append(
-                Violation(
-                    "actor_rollout_ref.model.path",
-                    f"no folder {folder.absolute()}; models are read from local folders and never downloaded",
-                    ("name the folder of a Hugging Face checkpoint", "or leave the key out: the shipped base model"),
-                )
+def _idle(config: RunConfig) -> Iterator[Violation]:
+    """Yield what is set and would be ignored; beside a refused mode or reward model it would only repeat that."""
+    if config.trainer.mode != "colocate" or config.reward.reward_model.enable:
+        return
+    for key, why in IDLE.items():
+        value: object = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        default = settings()[key].default
+        if value != default:
+            name, usual = short_key(key), "null" if default is None else str(default).lower()
+            yield Violation(
+                key, f"{value} would change nothing: {name} {why}", (f"leave it out, or set {name}={usual}",)
             )
-        elif not (folder / "config.json").is_file():
-            found.append(_missing("actor_rollout_ref.model.path", str(folder / "config.json"), "file"))
+
+
+def resume_checks(config: RunConfig) -> list[Violation]:
+    """Return a violation when a checkpoint is named that is not there."""
     resume = config.trainer.resume
-    if resume not in ("disable", "auto") and not Path(resume).expanduser().is_dir():
-        found.append(_missing("trainer.resume", resume, "folder"))
-    return found
-
-
-def _missing(key: str, path: str, kind: str) -> Violation:
-    return Violation(key, f"no {kind} {Path(path).expanduser().absolute()}", ("mend the path",))
+    if resume in ("disable", "auto") or Path(resume).expanduser().is_dir():
+        return []
+    folder = Path(resume).expanduser().absolute()
+    return [
+        Violation(
+            "trainer.resume",
+            f"no folder {folder}",
+            ("name a checkpoint: --resume RUN_DIR/checkpoints/global_step_10", "or the run: --run-dir DIR --resume"),
+        )
+    ]

@@ -84,7 +84,8 @@ def load(
 
     ``flags`` are further options of the command line: full key → (the option's name, its value). Options win over
     the file and must agree with the overrides. ``also`` are further checks, e.g. those of this machine, whose
-    violations join the others. Raises ConfigError with every mistake: unknown keys, wrong types, broken rules.
+    violations join the others, less those of settings that have one already. Raises ConfigError with every mistake:
+    unknown keys, wrong types, broken rules.
     """
     loaded = read(path, overrides, mode, also=also, flags=flags)
     if loaded.violations or loaded.config is None:
@@ -126,7 +127,8 @@ def read(
     problems.extend(refused)
     problems.extend(rules.check(config, unread=unread))
     for check in also:
-        problems.extend(violation for violation in check(config) if violation.key not in unread)
+        told = unread | {violation.key for violation in problems}
+        problems.extend(violation for violation in check(config) if violation.key not in told)
     return Loaded(config if readable else None, tuple(problems))
 
 

@@ -6,7 +6,9 @@ rule is skipped when one of the settings that it reads could not be read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 
 from rpcrl.config.account import (
     is_separate,
@@ -14,7 +16,8 @@ from rpcrl.config.account import (
     rollout_devices,
     trainer_devices,
 )
-from rpcrl.config.run import BUILT_IN_TASK, PROMPT_SUFFIXES, RunConfig
+from rpcrl.config.remedy_numbers import divisors_beside, near, or_
+from rpcrl.config.run import BUILT_IN_TASK, GSM8K_PREFIX, PROMPT_SUFFIXES, RunConfig
 from rpcrl.errors import Violation
 
 __all__ = ["ADV_ESTIMATORS", "BACKENDS", "KL_TYPES", "LOSS_AGG_MODES", "check"]
@@ -63,24 +66,6 @@ def check(config: RunConfig, *, unread: Collection[str] = ()) -> list[Violation]
     return found
 
 
-def _near(value: int, step: int) -> tuple[int, ...]:
-    """Return the multiples of ``step`` beside ``value``, the lower one only if it is positive."""
-    below = value // step * step
-    return tuple(candidate for candidate in (below, below + step) if candidate > 0)
-
-
-def _divisors_beside(value: int, wanted: int) -> tuple[int, ...]:
-    """Return the divisors of ``value`` next to ``wanted``, below and above."""
-    divisors = [candidate for candidate in range(1, value + 1) if value % candidate == 0]
-    below = [candidate for candidate in divisors if candidate < wanted][-1:]
-    above = [candidate for candidate in divisors if candidate > wanted][:1]
-    return (*below, *above)
-
-
-def _or(values: Collection[object]) -> str:
-    return " or ".join(str(value) for value in values)
-
-
 @_rule(MODE, *WORLD, f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node", TP, f"{ROLLOUT}.data_parallel_size",
        f"{ROLLOUT}.pipeline_model_parallel_size")  # fmt: skip
 def _replicas_are_whole(config: RunConfig) -> Iterator[Violation]:
@@ -98,10 +83,10 @@ def _replicas_are_whole(config: RunConfig) -> Iterator[Violation]:
     )
     owner = "rollout" if is_separate(config) else "trainer"
     others = rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    remedies = [f"use {_or(_near(world, size))} devices: {owner}.nnodes x {owner}.n_gpus_per_node"]
+    remedies = [f"use {or_(near(world, size))} devices: {owner}.nnodes x {owner}.n_gpus_per_node"]
     if world % others == 0:
-        fitting = _divisors_beside(world // others, rollout.tensor_model_parallel_size)
-        remedies.insert(0, f"set rollout.tensor_model_parallel_size to {_or(fitting)}")
+        fitting = divisors_beside(world // others, rollout.tensor_model_parallel_size)
+        remedies.insert(0, f"set rollout.tensor_model_parallel_size to {or_(fitting)}")
     yield Violation(
         TP,
         f"{world} {whose} % ({parts}) = {world % size}: {world // size} replicas leave "
@@ -126,8 +111,8 @@ def _mini_batches_are_whole(config: RunConfig) -> Iterator[Violation]:
         BATCH,
         problem,
         (
-            f"set data.train_batch_size to {_or(_near(batch, mini))}",
-            f"or set actor.ppo_mini_batch_size to {_or(_divisors_beside(batch, mini))}",
+            f"set data.train_batch_size to {or_(near(batch, mini))}",
+            f"or set actor.ppo_mini_batch_size to {or_(divisors_beside(batch, mini))}",
         ),
     )
 
@@ -145,8 +130,8 @@ def _ranks_share_a_mini_batch(config: RunConfig) -> Iterator[Violation]:
         f"{config.trainer.nnodes} x trainer.n_gpus_per_node {config.trainer.n_gpus_per_node}) = "
         f"{mini * n % ranks}; the rest must be 0",
         (
-            f"set actor.ppo_mini_batch_size to {_or(_near(mini, step))}",
-            f"or use {_or(_divisors_beside(mini * n, ranks))} ranks (trainer.nnodes x n_gpus_per_node)",
+            f"set actor.ppo_mini_batch_size to {or_(near(mini, step))}",
+            f"or use {or_(divisors_beside(mini * n, ranks))} ranks (trainer.nnodes x n_gpus_per_node)",
         ),
     )
 
@@ -167,7 +152,7 @@ def _micro_batches_are_whole(config: RunConfig) -> Iterator[Violation]:
         f"one rank's mini-batch is M x n / ranks = {actor.ppo_mini_batch_size} x {n} / {ranks} = {share} "
         f"samples, and {share} % {micro} = {share % micro}; the rest must be 0",
         (
-            f"set actor.ppo_micro_batch_size_per_gpu to {_or(_divisors_beside(share, micro))}",
+            f"set actor.ppo_micro_batch_size_per_gpu to {or_(divisors_beside(share, micro))}",
             "or leave it null: one pass takes the whole mini-batch",
         ),
     )
@@ -234,11 +219,11 @@ def _weights_can_cross(config: RunConfig) -> Iterator[Violation]:
     if backend in VERL_BACKENDS:
         yield Violation(
             BACKEND,
-            f"{backend!r} is not in this version (known: {_or(BACKENDS)})",
+            f"{backend!r} is not in this version (known: {or_(BACKENDS)})",
             (f"set {BACKEND}=broadcast",),
         )
     elif backend not in BACKENDS:
-        yield Violation(BACKEND, f"{backend!r} is not one of {_or(BACKENDS)}", (f"set {BACKEND}=naive",))
+        yield Violation(BACKEND, f"{backend!r} is not one of {or_(BACKENDS)}", (f"set {BACKEND}=naive",))
     elif is_separate(config) and backend == "naive":
         yield Violation(
             BACKEND,
@@ -333,7 +318,7 @@ def _names_are_known(config: RunConfig) -> Iterator[Violation]:
     if actor.loss_agg_mode not in LOSS_AGG_MODES:
         yield Violation(
             f"{ACTOR}.loss_agg_mode",
-            f"{actor.loss_agg_mode!r} is not one of {_or(LOSS_AGG_MODES)}",
+            f"{actor.loss_agg_mode!r} is not one of {or_(LOSS_AGG_MODES)}",
             ("set actor.loss_agg_mode=token-mean",),
         )
     for key, kind in (
@@ -342,13 +327,13 @@ def _names_are_known(config: RunConfig) -> Iterator[Violation]:
     ):
         if kind.removesuffix("+") not in KL_TYPES:
             yield Violation(
-                key, f"{kind!r} is not one of {_or(KL_TYPES)}, each also with '+'", (f"set {key}=low_var_kl",)
+                key, f"{kind!r} is not one of {or_(KL_TYPES)}, each also with '+'", (f"set {key}=low_var_kl",)
             )
     if algorithm.adv_estimator not in ADV_ESTIMATORS:
         known = "is not in this version" if algorithm.adv_estimator in VERL_ADV_ESTIMATORS else "is unknown"
         yield Violation(
             "algorithm.adv_estimator",
-            f"{algorithm.adv_estimator!r} {known} (known: {_or(ADV_ESTIMATORS)})",
+            f"{algorithm.adv_estimator!r} {known} (known: {or_(ADV_ESTIMATORS)})",
             ("set algorithm.adv_estimator=grpo",),
         )
 
@@ -409,9 +394,54 @@ def _files_and_functions(config: RunConfig) -> Iterator[Violation]:
         ("data.train_files", config.data.train_files),
         ("data.val_files", config.data.val_files),
     ):
-        if path is not None and path != BUILT_IN_TASK and not path.endswith(PROMPT_SUFFIXES):
+        if path is None or path == BUILT_IN_TASK:
+            continue
+        if Path(path.removeprefix(GSM8K_PREFIX)).expanduser().is_dir():
+            yield Violation(
+                key, f"{path!r} is a folder, not a file", (f"name one file in it: {key}={path}/rows.jsonl",)
+            )
+        elif not path.endswith(PROMPT_SUFFIXES):
             yield Violation(
                 key,
                 f"{path!r} is neither a {', '.join(PROMPT_SUFFIXES)} file nor the built-in task sort_digits",
-                ("write the rows to a .jsonl file, one JSON object a line", "or leave the key out"),
+                (f"name a file of rows: {key}=rows.jsonl", f"or take the built-in task: {key}={BUILT_IN_TASK}"),
+            )
+
+
+@_rule("algorithm.adv_estimator", "algorithm.gamma", "algorithm.lam")
+def _grpo_discounts_nothing(config: RunConfig) -> Iterator[Violation]:
+    algorithm = config.algorithm
+    for name, value in (("gamma", algorithm.gamma), ("lam", algorithm.lam)):
+        if value != 1.0:
+            yield Violation(
+                f"algorithm.{name}",
+                f"{name}={value:g} would change nothing: {algorithm.adv_estimator} gives every token of a response the "
+                "same advantage and discounts none",
+                (f"set algorithm.{name}=1.0, or leave the key out",),
+            )
+
+
+@_rule(f"{ROLLOUT}.calculate_log_probs", "algorithm.recompute_old_log_prob")
+def _old_log_probs_come_from_somewhere(config: RunConfig) -> Iterator[Violation]:
+    if not config.actor_rollout_ref.rollout.calculate_log_probs and not config.algorithm.recompute_old_log_prob:
+        yield Violation(
+            f"{ROLLOUT}.calculate_log_probs",
+            "the old log-probs are the sampler's (algorithm.recompute_old_log_prob=false), and with "
+            "calculate_log_probs=false the sampler returns none",
+            ("set rollout.calculate_log_probs=true", "or set algorithm.recompute_old_log_prob=true"),
+        )
+
+
+@_rule("trainer.project_name", "trainer.experiment_name")
+def _names_are_folder_names(config: RunConfig) -> Iterator[Violation]:
+    for name, value in (
+        ("project_name", config.trainer.project_name),
+        ("experiment_name", config.trainer.experiment_name),
+    ):
+        if "/" in value or "\0" in value or value in ("", ".", ".."):
+            usable = re.sub(r"[^\w.-]+", "-", value).strip("-.") or "run"
+            yield Violation(
+                f"trainer.{name}",
+                f"{value!r} is not the name of one folder (the run directory is runs/<project>/<experiment>-<time>)",
+                (f"set trainer.{name}={usable}", "or name the run directory itself: --run-dir DIR"),
             )

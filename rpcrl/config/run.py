@@ -75,10 +75,13 @@ class Data(Section):
 
     train_files: Text | None = _setting(
         BUILT_IN_TASK,
-        "Training prompts: a .jsonl path, gsm8k:PATH, or 'sort_digits' for the built-in task; null means that too",
+        "Training prompts: a .jsonl, .json or .parquet path, gsm8k:PATH, or 'sort_digits' for the built-in task; null "
+        "means that too",
     )
     val_files: Text | None = _setting(
-        None, "Held-out prompts: a .jsonl path or gsm8k:PATH; null takes the task's own held-out set, if it has one"
+        None,
+        "Held-out prompts: a .jsonl, .json or .parquet path or gsm8k:PATH; null takes the task's own held-out set, if "
+        "it has one",
     )
     train_batch_size: Count = _setting(32, "B, prompts per step")
     val_batch_size: Count | None = _setting(None, "Held-out prompts per generation call; null takes all at once")

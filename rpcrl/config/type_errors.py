@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from rpcrl.config import keys
-from rpcrl.config.keys import short_key
+from rpcrl.config.keys import Setting, short_key
 from rpcrl.errors import Violation
 
 __all__ = ["violations_of"]
 
+QUOTE = '"'
 _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -66,7 +68,14 @@ def _violation(key: str, detail: Mapping[str, Any]) -> Violation:
         problem = f"{given!r} is not {_WANTED[kind]}"
     else:
         problem = f"{given!r}: {detail['msg']}"
-    return Violation(key, problem, (*_near(key, given, context), f"{short_key(key)}: {setting.description}"))
+    return Violation(key, problem, (*_near(key, given, context), _example(setting)))
+
+
+def _example(setting: Setting) -> str:
+    """Return a value that is accepted, with what it means."""
+    default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
+    meaning = setting.description.rpartition(" (default:")[0]
+    return f"write e.g. {short_key(setting.key)}={json.dumps(default).strip(QUOTE)} ({meaning})"
 
 
 def _near(key: str, given: object, context: Mapping[str, Any]) -> tuple[str, ...]:
@@ -74,5 +83,5 @@ def _near(key: str, given: object, context: Mapping[str, Any]) -> tuple[str, ...
     if "expected" not in context or not isinstance(given, str):
         return ()
     choices = [choice.strip("' ") for choice in context["expected"].replace(" or ", ",").split(",")]
-    near = difflib.get_close_matches(given, choices, n=1)
+    near = difflib.get_close_matches(given, choices, n=1, cutoff=0.75)
     return (f"did you mean {short_key(key)}={near[0]}?",) if near else ()

@@ -29,6 +29,7 @@ __all__ = [
     "pad_token_id",
     "quiet",
     "stop_token_ids",
+    "tokenizer_folder",
     "torch_dtype",
     "use_threads",
 ]
@@ -65,7 +66,7 @@ def torch_dtype(name: str) -> torch.dtype:
 def model_folder(path: str | Path) -> Path:
     """Return ``path`` as a folder with a model in it; imports nothing heavy.
 
-    Raises UsageError when it is no folder here, or has no ``config.json`` or no weights.
+    Raises UsageError when it is no folder here, has no readable ``config.json``, or no weights.
     """
     folder = Path(path).expanduser()
     setting = f"actor_rollout_ref.model.path={str(path)!r}"
@@ -78,6 +79,18 @@ def model_folder(path: str | Path) -> Path:
         raise UsageError(f"{setting}: the folder has no config.json, so it is not a Hugging Face model folder")
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_PATTERNS):
         raise UsageError(f"{setting}: the folder has no weights ({' or '.join(WEIGHT_PATTERNS)})")
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{setting}: its config.json is not JSON: {error}") from None
+    return folder
+
+
+def tokenizer_folder(path: str | Path) -> Path:
+    """Return ``path`` as a folder with a model and its tokenizer in it; raises UsageError like ``model_folder``."""
+    folder = model_folder(path)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
+        raise UsageError(f"actor_rollout_ref.model.path={str(path)!r}: the folder has no tokenizer.json")
     return folder
 
 
@@ -124,9 +137,7 @@ def load_tokenizer(path: str | Path) -> Any:
 
     Raises UsageError when the folder has none.
     """
-    folder = model_folder(path)
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
-        raise UsageError(f"actor_rollout_ref.model.path={str(path)!r}: the folder has no tokenizer.json")
+    folder = tokenizer_folder(path)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

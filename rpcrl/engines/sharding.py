@@ -92,11 +92,13 @@ class DataParallel:
         # fully_shard cuts the first dimension into chunks of this many rows; the last ranks' may be short or empty.
         widths = [-(-tensor.shape[0] // self.size) * (tensor.numel() // tensor.shape[0]) for tensor in tensors]
         mine = torch.zeros(sum(widths), dtype=locals_[0].dtype, device=self.device)
-        everyone = torch.empty(self.size * sum(widths), dtype=mine.dtype, device=self.device)
+        everyone = torch.empty(self.size, sum(widths), dtype=mine.dtype, device=self.device)
         for slot, local in zip(torch.split(mine, widths), locals_, strict=True):
             slot[: local.numel()] = local.reshape(-1)
-        dist.all_gather_into_tensor(everyone, mine)
-        parts = torch.split(everyone.view(self.size, -1), widths, dim=1)
+        # Into the rows of one tensor: the collective for a whole tensor was renamed between the versions of torch that
+        # rpcrl runs on, and its old name warns on the newer ones.
+        dist.all_gather(list(everyone.unbind()), mine)
+        parts = torch.split(everyone, widths, dim=1)
         return [
             part.reshape(-1)[: tensor.numel()].view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
         ]

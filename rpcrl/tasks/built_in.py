@@ -21,6 +21,8 @@ class BuiltInTask:
     heldout_rows: Callable[[], list[dict[str, object]]]
     reward: str
     """Import path of its reward function, as ``reward.fn`` takes it."""
+    max_prompt_tokens: int
+    """Longest prompt in tokens of its base model."""
     base_checkpoint: Callable[[], Path]
     """Folder of the model to start from, checked."""
     claim: str
@@ -33,6 +35,7 @@ BUILT_IN_TASKS: dict[str, BuiltInTask] = {
         train_row=sort_digits.train_row,
         heldout_rows=sort_digits.heldout_rows,
         reward="rpcrl.tasks.sort_digits:score",
+        max_prompt_tokens=sort_digits.MAX_PROMPT_TOKENS,
         base_checkpoint=sort_digits.base_checkpoint,
         claim=sort_digits.CLAIM,
     ),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rpcrl.engines.hf_model import tokenizer_folder
 from rpcrl.errors import BatchError, ConfigError, UsageError, Violation
 from rpcrl.tasks.built_in import BUILT_IN_TASKS
 from rpcrl.trainer.prompt_files import (
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
     from rpcrl.config.run import RunConfig
     from rpcrl.trainer.data import PromptLoader
 
-__all__ = ["Prompts", "model_folder", "open_heldout", "open_prompts", "open_training", "reward_function"]
+__all__ = [
+    "Prompts",
+    "model_folder",
+    "open_heldout",
+    "open_prompts",
+    "open_training",
+    "reward_function",
+    "source_checks",
+]
 
 
 def model_folder(config: RunConfig) -> Path:
@@ -33,6 +42,45 @@ def model_folder(config: RunConfig) -> Path:
         return Path(path).expanduser().absolute()
     task = built_in_task(config.data.train_files) or BUILT_IN_TASKS[DEFAULT_TASK]
     return task.base_checkpoint()
+
+
+def source_checks(config: RunConfig) -> list[Violation]:
+    """Return everything that is wrong with the model, the reward function and the prompts; starts no process."""
+    violations = list(_model_violations(config))
+    scored_by_a_model = config.reward.reward_model.enable and config.reward.fn is None
+    checks: tuple[Callable[[RunConfig], object], ...] = (open_prompts,)
+    for check in checks if scored_by_a_model else (reward_function, *checks):
+        try:
+            check(config)
+        except ConfigError as error:
+            violations.extend(error.violations)
+    return violations
+
+
+def _model_violations(config: RunConfig) -> Iterator[Violation]:
+    key, model, data = "actor_rollout_ref.model.path", config.actor_rollout_ref.model, config.data
+    task = built_in_task(data.train_files)
+    example = "model.path=models/smollm2, a folder with config.json, weights and tokenizer.json"
+    if model.path is not None:
+        try:
+            tokenizer_folder(model.path)
+        except UsageError as error:
+            problem = str(error).removeprefix(f"{key}={model.path!r}: ")
+            remedies = [f"set {example}"] + ["or leave the key out: the shipped base model"] * (task is not None)
+            yield Violation(key, f"{Path(model.path).expanduser().absolute()}: {problem}", tuple(remedies))
+    elif task is None:
+        yield Violation(
+            key,
+            f"no model is named, and the shipped base model fits only the built-in task, not {data.train_files}",
+            (f"set {example}",),
+        )
+    elif data.max_prompt_length < task.max_prompt_tokens:
+        yield Violation(
+            "data.max_prompt_length",
+            f"prompts of {task.name} have up to {task.max_prompt_tokens} tokens, max_prompt_length allows "
+            f"{data.max_prompt_length}",
+            (f"set data.max_prompt_length={task.max_prompt_tokens}",),
+        )
 
 
 def reward_function(config: RunConfig) -> str:
@@ -49,7 +97,7 @@ def reward_function(config: RunConfig) -> str:
                 Violation(
                     "reward.fn",
                     f"no reward function is named, and the prompts of {config.data.train_files} bring none along",
-                    ("set reward.fn=path/to/file.py:function",),
+                    ("set reward.fn=rewards.py:score",),
                 )
             ]
         )
@@ -93,7 +141,7 @@ def open_prompts(config: RunConfig, *, heldout_needed: bool = False) -> Prompts:
             violations.append(Violation(key, str(error)))
     if heldout_needed and found.get("data.val_files", ...) is None:
         problem = f"no held-out prompts are named, and {data.train_files} brings none along: nothing can be evaluated"
-        violations.append(Violation("data.val_files", problem, ("set data.val_files=path/to/file.jsonl",)))
+        violations.append(Violation("data.val_files", problem, ("set data.val_files=heldout.jsonl",)))
     train = found.get("data.train_files")
     if train is not None and train.size is not None and train.size < data.train_batch_size:
         violations.append(

@@ -88,8 +88,13 @@ def _check_rpcrl(arguments: list[str], tmp_path: Path) -> None:
     for index, word in enumerate(command):
         if (ROOT / word).is_file():
             command[index] = str(ROOT / word)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     done = _run(command, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    # A model and data that the reader prepares first are not here: that, and nothing else, may be refused.
+    mistakes = re.findall(r"^  \d+\. .*", done.stderr, re.MULTILINE)
+    expected = ("no such folder on this machine", "does not exist")
+    others = [line for line in mistakes if not any(part in line for part in expected)]
+    assert (done.returncode, others) == (2 if mistakes else 0, []), done.stdout + done.stderr
 
 
 def _check_python(arguments: list[str]) -> None:

@@ -7,6 +7,7 @@ from rpcrl.tasks.sort_digits.checkpoint import BASE_DIR, base_checkpoint
 from rpcrl.tasks.sort_digits.claim import CLAIM
 from rpcrl.tasks.sort_digits.prompts import (
     DATA_SOURCE,
+    MAX_PROMPT_TOKENS,
     NUM_HELDOUT,
     Prompt,
     heldout_prompts,
@@ -21,6 +22,7 @@ __all__ = [
     "BASE_DIR",
     "CLAIM",
     "DATA_SOURCE",
+    "MAX_PROMPT_TOKENS",
     "NUM_HELDOUT",
     "Prompt",
     "base_checkpoint",

@@ -23,6 +23,7 @@ from typing import Literal
 __all__ = [
     "DATA_SOURCE",
     "MAX_DIGITS",
+    "MAX_PROMPT_TOKENS",
     "MIN_DIGITS",
     "NUM_HELDOUT",
     "WORDS",
@@ -41,6 +42,8 @@ DATA_SOURCE = "sort_digits"
 WORDS: tuple[Word, Word] = ("ascending", "descending")
 MIN_DIGITS = 3
 MAX_DIGITS = 6
+MAX_PROMPT_TOKENS = MAX_DIGITS + 2
+"""The word, the digits and the equals sign are one token each."""
 NUM_HELDOUT = 256
 _HELDOUT_ONE_IN = 10
 _HELDOUT_STREAM = "sort_digits/heldout"

@@ -41,11 +41,20 @@ def test_a_folder_named_launcher_in_the_current_directory_is_not_run(
     assert len(planned(layout(load(None), device="cpu"))["processes"]) == 3
 
 
-def test_files_that_a_real_launch_needs_are_named_but_not_needed() -> None:
-    result = _dry_run("data.train_files=none.jsonl", "model.path=none", "reward.fn=none.py:score")
-    assert result.exit_code == 0
-    assert "before a real launch: data.train_files: no file" in result.stderr
-    assert "before a real launch: actor_rollout_ref.model.path: no folder" in result.stderr
+@pytest.mark.parametrize("command", [("launch", "--dry-run"), ("plan",), ("launch",)])
+def test_what_cannot_be_loaded_is_refused_by_every_command_at_once(command: tuple[str, ...]) -> None:
+    broken = ("data.train_files=none.jsonl", "model.path=none", "reward.fn=none.py:score")
+    result = CliRunner().invoke(cli, [*command, *broken])
+    assert result.exit_code == 2
+    assert "3 mistakes" in result.stderr
+    for part in ("none.jsonl does not exist", "no such folder on this machine", "there is no file"):
+        assert part in result.stderr
+
+
+def test_logs_have_the_names_that_a_run_gives_them() -> None:
+    result = _dry_run()
+    assert "RUN_DIR/logs/trainer.rank1.log" in result.stdout
+    assert "RUN_DIR/logs/reward.rank0.log" in result.stdout
 
 
 @pytest.mark.parametrize(

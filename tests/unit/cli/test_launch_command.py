@@ -79,8 +79,8 @@ def test_every_mistake_is_told_at_once_and_nothing_starts(tmp_path: Path) -> Non
         "5 mistakes",
         "did you mean rollout.n?",
         "a replica in 1 process",
-        f"no file {Path.cwd() / 'none.jsonl'}",
-        f"no folder {Path.cwd() / 'none'}",
+        "the data file none.jsonl does not exist",
+        f"{Path.cwd() / 'none'}: no such folder on this machine",
         "reward models are accounted",
     ):
         assert part in result.stderr
@@ -93,6 +93,35 @@ def test_a_file_of_prompts_needs_a_model(tmp_path: Path) -> None:
     result = _launch(f"data.train_files={rows}")
     assert result.exit_code == 2
     assert "set model.path" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("trainer.nnodes=2", "this version runs on one machine"),
+        ("rollout.checkpoint_engine.backend=nccl", "nccl would change nothing"),
+        ("trainer.v1.separate_async.parameter_sync_step=2", "belongs to mode separate-async"),
+    ],
+)
+def test_what_this_version_does_not_run_is_refused_and_accounted(override: str, part: str) -> None:
+    result = _launch(override)
+    assert result.exit_code == 2
+    assert "1 mistake" in result.stderr
+    assert part in result.stderr
+    planned = CliRunner().invoke(cli, ["plan", override])
+    assert planned.exit_code == 0
+    assert "launch in this version refuses: " in planned.stdout
+    assert part in planned.stdout
+    assert list(json.loads(CliRunner().invoke(cli, ["plan", "--json", override]).stdout))[-1] == "violations"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_output_that_cannot_be_written_is_told_without_a_traceback() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "rpcrl.cli.main", "plan"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "rpcrl: the output could not be written: No space left on device\n"
 
 
 def test_the_two_ways_not_to_train_exclude_each_other() -> None:

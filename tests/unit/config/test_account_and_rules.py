@@ -212,6 +212,18 @@ def test_p96_the_rules_hold_under_python_o_too() -> None:
         (("trainer.total_training_steps=null",), None, "trainer.total_training_steps", "no end"),
         (("trainer.resume=auto",), None, "trainer.resume", "no run directory is named"),
         (("trainer.total_epochs=2",), None, "trainer.total_epochs", "without end"),
+        (("algorithm.gamma=0.9",), None, "algorithm.gamma", "discounts none"),
+        (("algorithm.lam=0.5",), None, "algorithm.lam", "lam=0.5 would change nothing"),
+        (
+            ("rollout.calculate_log_probs=false",),
+            None,
+            "actor_rollout_ref.rollout.calculate_log_probs",
+            "the sampler returns none",
+        ),
+        (("trainer.project_name=a/b",), None, "trainer.project_name", "not the name of one folder"),
+        (("trainer.experiment_name=..",), None, "trainer.experiment_name", "not the name of one folder"),
+        (("data.train_files=/",), None, "data.train_files", "is a folder"),
+        (("trainer.device=tpu",), None, "trainer.device", "'tpu' is not one of 'cpu', 'cuda' or 'auto'"),
         (("reward.fn=score",), None, "reward.fn", "names no function"),
         (("data.train_files=a.csv",), None, "data.train_files", "neither a .jsonl, .json, .parquet file nor"),
         (
@@ -227,6 +239,17 @@ def test_one_broken_rule_gives_one_violation(overrides: tuple[str, ...], mode: s
     assert list(found) == [key]
     assert part in found[key].problem
     assert found[key].remedies
+
+
+def test_a_mistyped_choice_is_answered_with_a_value_and_only_a_near_one_with_a_guess() -> None:
+    far, near = _found("trainer.device=tpu")["trainer.device"], _found("trainer.device=cudda")["trainer.device"]
+    assert not any("did you mean" in remedy for remedy in far.remedies)
+    assert far.remedies[0].startswith("write e.g. trainer.device=cpu (")
+    assert near.remedies[0] == "did you mean trainer.device=cuda?"
+    assert _found("rollout.n=many")["actor_rollout_ref.rollout.n"].remedies == (
+        "write e.g. rollout.n=8 (Samples per prompt)",
+    )
+    assert not _found("rollout.calculate_log_probs=false", "algorithm.recompute_old_log_prob=true")
 
 
 def test_the_reward_model_has_its_own_pool_in_the_separate_modes() -> None:

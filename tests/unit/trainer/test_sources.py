@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rpcrl.config.launch_rules import file_checks
 from rpcrl.config.load import load
 from rpcrl.errors import ConfigError
-from rpcrl.trainer.sources import open_prompts
+from rpcrl.trainer.sources import open_prompts, source_checks
 
 ROW = {"prompt": "1 + 1 =", "data_source": "sums", "reward_model": {"ground_truth": "2"}}
 
@@ -52,8 +51,45 @@ def test_an_evaluation_without_heldout_prompts_is_refused(tmp_path: Path):
 
 def test_a_gsm8k_path_is_checked_without_its_prefix(tmp_path: Path):
     there = tmp_path / "there.jsonl"
-    there.write_text("{}\n")
+    record = json.dumps({"question": "1 + 1?", "answer": "It is 2.\n#### 2"}) + "\n"
+    there.write_text(record * 32)
     config = _config(f"data.train_files=gsm8k:{there}", f"data.val_files=gsm8k:{tmp_path}/missing.jsonl")
-    problems = {violation.key: violation.problem for violation in file_checks(config)}
+    problems = {violation.key: violation.problem for violation in source_checks(config)}
     assert "data.train_files" not in problems
-    assert problems["data.val_files"] == f"no file {tmp_path}/missing.jsonl"
+    assert f"the data file {tmp_path}/missing.jsonl does not exist" in problems["data.val_files"]
+
+
+def test_model_reward_and_rows_are_all_told_together(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{not json\n")
+    config = _config(f"data.train_files={rows}", "reward.fn=missing.py:score")
+    keys = [violation.key for violation in source_checks(config)]
+    assert keys == ["actor_rollout_ref.model.path", "reward.fn", "data.train_files"]
+
+
+def test_a_folder_that_is_no_model_is_refused_with_what_it_lacks(tmp_path: Path):
+    def problem() -> str:
+        (violation,) = source_checks(load(None, [f"model.path={tmp_path}"]))
+        return violation.problem
+
+    assert "has no config.json" in problem()
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "its config.json is not JSON" in problem()
+    (tmp_path / "config.json").write_text("{}")
+    assert "has no tokenizer.json" in problem()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert source_checks(load(None, [f"model.path={tmp_path}"])) == []
+
+
+def test_prompts_of_the_built_in_task_must_fit():
+    from rpcrl.engines.hf_model import load_tokenizer
+    from rpcrl.tasks.sort_digits import MAX_PROMPT_TOKENS, heldout_rows
+    from rpcrl.trainer.data import PromptEncoder
+    from rpcrl.trainer.sources import model_folder
+
+    encoder = PromptEncoder(load_tokenizer(model_folder(load(None))), MAX_PROMPT_TOKENS)
+    assert max(len(encoder.token_ids(row)) for row in heldout_rows()) == MAX_PROMPT_TOKENS
+    (violation,) = source_checks(load(None, ["data.max_prompt_length=4"]))
+    assert violation.key == "data.max_prompt_length"
+    assert violation.remedies == (f"set data.max_prompt_length={MAX_PROMPT_TOKENS}",)
