@@ -214,6 +214,11 @@ def mesh(name: str) -> DispatchMode:
     return DispatchMode(f"mesh({name!r})", _chunk_per_dp_rank(name), _collect_dp_ranks(name), mesh_name=name)
 
 
+def _chunk_without_padding(group: GroupShape, call: CallShape, arguments: Arguments) -> Dispatched:
+    # Padding could not be taken off a list of figures, so none is put in.
+    return _chunk_per_rank(group, replace(call, uneven="uneven") if call.uneven == "pad" else call, arguments)
+
+
 def _collect_list(group: GroupShape, call: CallShape, outputs: list[Any]) -> Any:
     return outputs
 
@@ -254,7 +259,8 @@ class Dispatch(metaclass=_Modes):
     * ``DP_COMPUTE_PROTO``: every argument is a batch; it is split into one part per rank, padded if the rows do not
       divide (or as the method's ``uneven`` policy says); the results are concatenated and the padding is taken off.
     * ``DP_COMPUTE_PROTO_WITH_FUNC``: a function first, which every rank gets, then as ``DP_COMPUTE_PROTO``.
-    * ``DP_COMPUTE_METRIC``: batches out as ``DP_COMPUTE_PROTO``, the list of all ranks' results back.
+    * ``DP_COMPUTE_METRIC``: batches out as ``DP_COMPUTE_PROTO``, the list of all ranks' results back. Nothing is
+      padded, because padding would reach the figures: parts differ by one row instead (and may be empty).
     * ``DIRECT_ROLLOUT_METHOD``: a marker for methods that are called on the rollout itself; a call by the group raises.
 
     ``mesh(name)`` is the mode for workers that are more than data parallel; ``register_dispatch_mode`` adds your own.
@@ -268,7 +274,7 @@ class Dispatch(metaclass=_Modes):
     DP_COMPUTE_PROTO_WITH_FUNC: ClassVar = DispatchMode(
         "DP_COMPUTE_PROTO_WITH_FUNC", _function_and_chunks, _collect_concat
     )
-    DP_COMPUTE_METRIC: ClassVar = DispatchMode("DP_COMPUTE_METRIC", _chunk_per_rank, _collect_list)
+    DP_COMPUTE_METRIC: ClassVar = DispatchMode("DP_COMPUTE_METRIC", _chunk_without_padding, _collect_list)
     DIRECT_ROLLOUT_METHOD: ClassVar = DispatchMode("DIRECT_ROLLOUT_METHOD", _called_directly, _collect_list)
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rpcrl.errors import ClosedError, RpcrlError, StartError, UsageError, WorkerExit
-from rpcrl.leftovers import create_run_dir, sweep_stale_runs
+from rpcrl.leftovers import create_run_dir, remove_run_dir, sweep_stale_runs
 from rpcrl.runtime.agent_process import AgentProcess
 from rpcrl.runtime.bookings import Bookings
 from rpcrl.runtime.console import Console
@@ -25,7 +25,7 @@ from rpcrl.runtime.main_module import class_path, describe_main
 from rpcrl.runtime.membership import Group, Member
 from rpcrl.runtime.worker import in_worker
 from rpcrl.topology import ResourcePool
-from rpcrl.transport.base import KeyPair
+from rpcrl.transport.base import KeyPair, Listener
 from rpcrl.transport.keys import new_key_pair
 from rpcrl.transport.open import listen
 from rpcrl.wire.codec import encode
@@ -95,20 +95,26 @@ class Controller:
         self._keys = new_key_pair() if transport == "tcp" else None
         self._allowed: dict[str, str] = {}
         sweep_stale_runs()
-        self._run_dir = create_run_dir(self.run_id)
         self.log_dir = Path(log_dir) if log_dir is not None else _default_log_dir(self.run_id)
         self.log_dir.mkdir(parents=True, exist_ok=True)
+        self._run_dir = create_run_dir(self.run_id)
+        try:
+            listener = self._listen()
+        except BaseException:
+            remove_run_dir(self._run_dir)
+            raise
         self._console = Console(console_sink)
-        listener = listen(
-            f"ipc://{self._run_dir}/control.sock" if self._keys is None else "tcp://127.0.0.1:0",
-            keys=self._keys,
-            allowed=None if self._keys is None else self._allowed.get,
-        )
         self.address = listener.address
         self.worker_address = listener.address
         """Where new workers connect: ``address``, unless something is put in between."""
         self._hub = Hub(listener, self._console)
-        self._agent = self._start_agent(console)
+        try:
+            self._agent = self._start_agent(console)
+        except BaseException:
+            self._closed = True
+            self._forget()
+            remove_run_dir(self._run_dir)
+            raise
         _open.append(self)
         atexit.register(self.close)
         try:
@@ -304,6 +310,13 @@ class Controller:
         own: KeyPair = new_key_pair()
         self._allowed[own.public] = identity
         return {"public": own.public, "secret": own.secret, "server_public": self._keys.public}
+
+    def _listen(self) -> Listener:
+        return listen(
+            f"ipc://{self._run_dir}/control.sock" if self._keys is None else "tcp://127.0.0.1:0",
+            keys=self._keys,
+            allowed=None if self._keys is None else self._allowed.get,
+        )
 
     def _start_agent(self, console: str) -> AgentProcess:
         return AgentProcess(

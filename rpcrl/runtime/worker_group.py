@@ -205,7 +205,8 @@ class RemoteMethod:
         """Run the method on the group and wait for its result (unless it is registered with ``blocking=False``)."""
         if not self._spec.blocking:
             return self.submit(*args, **kwargs)
-        return self._start(args, kwargs, snapshot=False).result()
+        # Only the caller who waits for the end, however long, leaves the arguments alone until they are not needed.
+        return self._start(args, kwargs, snapshot=self._spec.timeout_s is not None).result()
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Start the method and return its Future; the arguments may be changed as soon as this returns."""

@@ -80,6 +80,11 @@ class Toy(Worker):
         wait_for(gate_path)
         return self.count
 
+    @register(concurrent=True)
+    async def has_heard(self) -> bool:
+        """Answer beside whatever runs: every message that was sent before this call has arrived."""
+        return True
+
     @register(timeout_s=0.3)
     def with_deadline(self, gate_path: str) -> str:
         wait_for(gate_path)

@@ -169,6 +169,7 @@ def test_cancel(ipc: Controller, tmp_path: Path):
     assert not queued.cancel(), "it is settled"
     with pytest.raises(concurrent.futures.CancelledError, match=r"Toy\.inc on group .* was cancelled"):
         queued.result(5)
+    assert group.has_heard() == [True, True], "else a worker could pass the gate before it hears of the cancelling"
     gate.touch()
     assert running.result(20) == [1, 1]
     assert not running.cancel()

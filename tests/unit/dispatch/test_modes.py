@@ -195,3 +195,17 @@ def test_a_mode_of_your_own_is_registered_and_updated_for_groups_to_come():
         assert current(mode).collect(Group(2), CallShape("r.m"), [1, 2]) == 2
     finally:
         del Dispatch.MY_MODE  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_padding_never_reaches_a_metric(world_size: int):
+    sent = send(Dispatch.DP_COMPUTE_METRIC, world_size, Rows(["a", "b", "c"]))
+    parts = [part.args[0] for part in sent.per_rank]
+    assert len(parts) == world_size
+    assert Rows.concat(parts) == ["a", "b", "c"]
+    assert sent.num_padding == 0
+
+
+def test_a_metric_mode_refuses_a_remainder_when_the_method_does():
+    with pytest.raises(DispatchError, match="3 rows into 2 equal parts"):
+        send(Dispatch.DP_COMPUTE_METRIC, 2, Rows("abc"), call=CallShape("role.m", uneven="error"))
