@@ -10,7 +10,6 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,10 +26,11 @@ from rpcrl.errors import (
 )
 from rpcrl.logs import get_logger
 from rpcrl.runtime.calls import CallTable, OpenCall
+from rpcrl.runtime.commands import Commands
 from rpcrl.runtime.console import Console
 from rpcrl.runtime.future import PendingReplies
 from rpcrl.runtime.membership import Group, GroupState, Membership, MemberState
-from rpcrl.transport.base import Listener
+from rpcrl.transport.base import Frame, Listener
 from rpcrl.wire.failures import rebuild
 from rpcrl.wire.frames import from_frames, to_frames
 from rpcrl.wire.messages import (
@@ -59,6 +59,8 @@ CALLER = "controller"
 BUILD_GRACE_S = 0.3
 """After the first failed construction, other ranks get this long to report theirs: the causes come together."""
 IDLE_S = 5.0
+MESSAGES_PER_TURN = 64
+"""Between two looks at the commands: neither calls nor replies wait for ever."""
 RETRY_SEND_S = 0.05
 """Pace at which a message is offered again to an agent or worker that cannot be reached just now."""
 
@@ -95,7 +97,7 @@ class Hub:
     def __init__(self, listener: Listener, console: Console) -> None:
         self._listener = listener
         self._console = console
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands = Commands()
         self._calls: CallTable[_Slot] = CallTable(CALLER)
         self._membership = Membership()
         self._starting: dict[str, _Starting] = {}
@@ -103,8 +105,6 @@ class Hub:
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._agent_lost = ""
         self._stopping = False
-        self._ended = False
-        self._end_lock = threading.RLock()
         self.agent_ready: concurrent.futures.Future[Hello] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name="rpcrl-controller", daemon=True)
         self._thread.start()
@@ -113,11 +113,7 @@ class Hub:
 
     def post(self, command: Callable[[], None]) -> None:
         """Run ``command`` in the I/O thread soon; here and now when that thread has ended."""
-        with self._end_lock:
-            if self._ended:
-                command()
-                return
-            self._commands.append(command)
+        self._commands.put(command)
         self._listener.wake()
 
     def stop(self) -> None:
@@ -230,20 +226,24 @@ class Hub:
         try:
             while not self._stopping:
                 received = self._listener.receive(self._patience_s())
-                for _ in range(len(self._commands)):  # not those that come meanwhile: messages get their turn
-                    self._commands.popleft()()
-                if received is not None:
-                    self._take(*received)
+                self._commands.run()
+                self._take_messages(received)
                 self._run_timers()
         except BaseException as error:
             logger.exception("the controller's I/O thread failed")
             self.agent_exited(f"the controller's I/O thread failed: {type(error).__name__}: {error}")
         finally:
-            with self._end_lock:
-                self._ended = True
-                while self._commands:
-                    self._commands.popleft()()
+            self._commands.end()
             self._listener.close()
+
+    def _take_messages(self, received: tuple[str, list[Frame]] | None) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            if received is None:
+                return
+            self._take(*received)
+            received = self._listener.receive(0.0)
+        if received is not None:
+            self._take(*received)
 
     def _patience_s(self) -> float:
         if self._commands:
