@@ -7,6 +7,7 @@ Everything that can be wrong is checked before any process starts (exit code 2).
 from __future__ import annotations
 
 import logging
+import shlex
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rpcrl.cli.options import configuration_options, given
+from rpcrl.cli.signals import Ended, ending_in_order
 from rpcrl.errors import ConfigError, RpcrlError
 
 if TYPE_CHECKING:
@@ -95,9 +97,13 @@ def _launch(config: RunConfig, what: str, *, debug: bool) -> int:
     trainer = ColocateTrainer(
         config, observer=view, console="all" if debug else "default", console_sink=view.worker_line
     )
-    return run_to_exit_code(
-        lambda: _run(trainer, view, what, console, config), lambda: _logs(trainer, view), debug=debug
-    )
+    with ending_in_order():
+        return run_to_exit_code(
+            lambda: _run(trainer, view, what, console, config),
+            lambda: _logs(trainer, view),
+            lambda: interrupted_lines(view.where, trainer if what == "fit" else None),
+            debug=debug,
+        )
 
 
 def _run(trainer: ColocateTrainer, view: RunView, what: str, console: Console, config: RunConfig) -> None:
@@ -113,17 +119,37 @@ def _run(trainer: ColocateTrainer, view: RunView, what: str, console: Console, c
             console.print(line, markup=False, style="dim")
 
 
-def run_to_exit_code(run: Callable[[], None], logs: Callable[[], Path | None], *, debug: bool) -> int:
+def interrupted_lines(where: str, trainer: ColocateTrainer | None) -> list[str]:
+    """Return where a run was interrupted, and how a training goes on; ``trainer`` is None where none goes on."""
+    lines = [f"interrupted in {where}; every process of the run was ended" if where else "interrupted"]
+    if trainer is None or not hasattr(trainer, "run"):
+        return lines
+    checkpoint, run, freq = trainer.last_checkpoint(), trainer.run, trainer.config.trainer.save_freq
+    if checkpoint is not None and run.config.is_file():
+        command = ["rpcrl", "launch", "--config", str(run.config), "--run-dir", str(run.path), "--resume"]
+        lines += [f"last checkpoint: {checkpoint}", f"to go on from it: {shlex.join(command)}"]
+    else:
+        often = "writes only the final one" if freq < 1 else f"writes one every {freq} steps"
+        lines.append(
+            f"there is no checkpoint to go on from: trainer.save_freq={freq} {often}; set e.g. trainer.save_freq=1"
+        )
+    return lines
+
+
+def run_to_exit_code(
+    run: Callable[[], None], logs: Callable[[], Path | None], interrupted: Callable[[], list[str]], *, debug: bool
+) -> int:
     """Call ``run`` and return the command's exit code; an error is told in words, with the place of the logs."""
     try:
         run()
     except ConfigError as error:
         click.echo(str(error), err=True)
         return EXIT_CONFIG
-    except KeyboardInterrupt:
-        click.echo("interrupted; every process of the run was ended", err=True)
+    except KeyboardInterrupt as signal:
+        for line in interrupted():
+            click.echo(line, err=True)
         _tell_logs(logs())
-        return EXIT_INTERRUPTED
+        return signal.exit_code if isinstance(signal, Ended) else EXIT_INTERRUPTED
     except Exception as error:
         return _failed(error, logs(), debug=debug)
     return 0

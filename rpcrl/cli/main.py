@@ -1,7 +1,7 @@
 """Which commands does ``rpcrl`` have? Each loads what it needs when it runs: ``rpcrl --help`` loads no torch.
 
 Exit codes: 0 done, 1 the run or a check failed, 2 the command line or the configuration is wrong and nothing was
-started, 130 interrupted.
+started, 130 interrupted (143 by SIGTERM, 129 by SIGHUP).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from rpcrl.cli.waiting import FIRST_NOTICE_S, Waiting
 from rpcrl.trainer.observer import Observer, RunInfo
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = ["RunView", "phase_seconds", "step_line", "summary_lines"]
 PLAIN_LINES = 20
 """About so many lines of steps are printed where there is no terminal."""
 _NOT_A_PHASE = frozenset({"step"})
+_OUTSIDE_STEPS = frozenset({"testing", "save_checkpoint"})
 _TIMING = "timing_s/"
 
 
@@ -81,13 +83,19 @@ def summary_lines(summary: Mapping[str, object], run_dir: Path | None) -> list[s
         shown = f"{start:.3f} -> {accuracy['end']:.3f}" if trained else f"{accuracy['end']:.3f}"
         lines.append(f"held-out accuracy  {shown}   (prompts that training never saw)")
     wall_s, tokens = summary.get("wall_s"), summary.get("tokens")
+    phases = summary.get("phases_s")
+    steps_s = None
+    if isinstance(phases, Mapping):
+        steps_s = sum(value for phase, value in phases.items() if phase not in _OUTSIDE_STEPS)
     line = f"steps              {summary.get('steps')}"
-    if isinstance(wall_s, int | float):
-        line += f" in {wall_s:.1f} s"
+    if steps_s:
+        line += f" in {steps_s:.1f} s"
     if isinstance(tokens, int):
         line += f", {tokens:,} tokens"
     lines.append(f"{line}, {summary.get('weight_syncs')} weight syncs")
-    phases = summary.get("phases_s")
+    if isinstance(wall_s, int | float):
+        beside_s = wall_s - (steps_s or 0.0)
+        lines.append(f"whole command      {wall_s:.1f} s, of it {beside_s:.1f} s start, evaluations and saving")
     if isinstance(phases, Mapping) and phases:
         whole = sum(phases.values()) or 1.0
         parts = [f"{phase} {_seconds(value)} ({value / whole:.0%})" for phase, value in phases.items()]
@@ -112,23 +120,31 @@ class RunView(Observer):
         self._progress: Progress | None = None
         self._task = 0
         self._total = 0
-        self._phase = ""
+        self._waiting = Waiting(self._still_waiting)
         self._heldout: float | None = None
         self._metrics: Mapping[str, float] = {}
         self.run_dir: Path | None = None
         """Directory of the run, once it is known."""
 
+    @property
+    def where(self) -> str:
+        """Step and phase that the run is in, e.g. ``step 3: update_actor``; while it starts, what it does."""
+        return self._waiting.what
+
     def __enter__(self) -> RunView:
+        self._waiting.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._waiting.__exit__()
         self._stop()
 
     def on_status(self, text: str) -> None:
         """Print the line."""
         self._print(text)
+        self._waiting.begin(text)
 
     def on_start(self, info: RunInfo) -> None:
         """Name the run directory and start the bar."""
@@ -143,7 +159,7 @@ class RunView(Observer):
 
     def on_phase(self, step: int, phase: str) -> None:
         """Show which phase runs."""
-        self._phase = f"step {step}: {phase}" if step else phase
+        self._waiting.begin(f"step {step}: {phase}" if step else phase)
         self._draw()
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -165,6 +181,7 @@ class RunView(Observer):
 
     def on_end(self, summary: Mapping[str, object]) -> None:
         """End the bar and print the end figures."""
+        self._waiting.begin("")
         self._stop()
         self._print("")
         for line in summary_lines(summary, self.run_dir):
@@ -179,6 +196,11 @@ class RunView(Observer):
     def _print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
 
+    def _still_waiting(self, what: str, seconds: float) -> None:
+        """Tell that something takes long; on a terminal the running display shows it all the time."""
+        if self._live is None:
+            self._print(f"still in {what}, for {seconds:.0f} s")
+
     def _start_live(self, start_step: int) -> None:
         self._progress = Progress(
             TextColumn("step"),
@@ -190,17 +212,19 @@ class RunView(Observer):
             console=self._console,
         )
         self._task = int(self._progress.add_task("steps", total=self._total, completed=start_step))
-        self._live = Live(self._renderable(), console=self._console, refresh_per_second=8)
+        self._live = Live(get_renderable=self._renderable, console=self._console, refresh_per_second=8)
         self._live.start()
 
     def _renderable(self) -> RenderableType:
         figures = Text("  ".join(_figures(self._metrics, self._heldout)), overflow="ellipsis", no_wrap=True)
-        phases = Text(f"{self._phase:<22} {_phases(self._metrics)}", style="dim")
+        waited_s = self._waiting.waited_s
+        phase = f"{self.where} {waited_s:.0f} s" if waited_s >= FIRST_NOTICE_S else self.where
+        phases = Text(f"{phase:<22} {_phases(self._metrics)}", style="dim")
         return Group(self._progress or "", figures, phases)
 
     def _draw(self) -> None:
         if self._live is not None:
-            self._live.update(self._renderable())
+            self._live.refresh()
 
     def _stop(self) -> None:
         if self._live is not None:

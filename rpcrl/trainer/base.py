@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +19,7 @@ from rpcrl.trainer.checkpoint import CheckpointStore, Manifest, check_world, rea
 from rpcrl.trainer.groups import GroupStart, RoleGroups, resolve_device
 from rpcrl.trainer.metrics import PhaseTimer, tensors_of
 from rpcrl.trainer.observer import Observer, RunInfo
+from rpcrl.trainer.resume import check_same_run, deciding_settings, named_checkpoint, run_path
 from rpcrl.trainer.run_directory import RunDirectory, write_atomically
 from rpcrl.trainer.totals import Totals
 
@@ -84,7 +85,10 @@ class Trainer:
         not fit; errors of the run end its processes in order. A run that is finished is not run again: its summary
         comes back.
         """
-        found = self._open_run()
+        with self._opened(training=True) as found:
+            return self._fit(found)
+
+    def _fit(self, found: tuple[Path, Manifest] | None) -> Mapping[str, object]:
         last_step = self.config.trainer.total_training_steps
         if found is not None and last_step is not None and found[1].step >= last_step:
             summary = self.run.read_summary()
@@ -97,6 +101,7 @@ class Trainer:
         with self._open_controller() as controller:
             self._start(controller)
             self._restore(found)
+            self._write_config()
             self._announce(self.mode)
             with self._open_tracking() as tracking:
                 self._sync_weights(self.weight_version)
@@ -107,10 +112,10 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Answer the held-out prompts with the model (or the checkpoint of ``trainer.resume``); nothing is trained."""
-        found = self._open_run(heldout_needed=True)
-        with self._open_controller() as controller:
+        with self._opened(heldout_needed=True) as found, self._open_controller() as controller:
             self._start(controller)
             self._restore(found)
+            self._write_config(keep=True)
             self._announce("eval-only")
             self._sync_weights(self.weight_version)
             validation = self.validate(self.start_step)
@@ -119,10 +124,10 @@ class Trainer:
 
     def generate(self) -> Path:
         """Sample one training batch per step without training; returns the folder of the samples."""
-        found = self._open_run()
-        with self._open_controller() as controller:
+        with self._opened() as found, self._open_controller() as controller:
             self._start(controller)
             self._restore(found)
+            self._write_config(keep=True)
             self._announce("generate-only")
             self._sync_weights(self.weight_version)
             from rpcrl.trainer import steps
@@ -205,38 +210,44 @@ class Trainer:
 
     # -- parts of a run ------------------------------------------------------------------------------------------------
 
-    def _open_run(self, *, heldout_needed: bool = False) -> tuple[Path, Manifest] | None:
-        """Open the run directory and find the checkpoint to go on from, before any process starts."""
-        from rpcrl.trainer.sources import open_prompts, reward_function
+    @contextmanager
+    def _opened(
+        self, *, training: bool = False, heldout_needed: bool = False
+    ) -> Iterator[tuple[Path, Manifest] | None]:
+        """Check everything, hold the run directory, and give the checkpoint to go on from; no process has started."""
+        from rpcrl.trainer.sources import open_prompts, reward_function, source_checks
 
-        resume = self.config.trainer.resume
-        checkpoint = None if resume in ("disable", "auto") else Path(resume).absolute()
-        given = self._run_dir or self.config.trainer.run_dir
-        if given is not None:
-            path = Path(given).absolute()
-        elif checkpoint is not None:
-            path = checkpoint.parent.parent
-        elif resume == "auto":
-            raise ConfigError(
-                [Violation("trainer.resume", "auto needs to know which run to go on with", ("name it: --run-dir DIR",))]
-            )
-        else:
-            trainer = self.config.trainer
-            stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-            path = Path("runs").absolute() / trainer.project_name / f"{trainer.experiment_name}-{stamp}"
+        wrong = source_checks(self.config, heldout_needed=heldout_needed)
+        if wrong:
+            raise ConfigError(wrong)
         self._reward_fn = reward_function(self.config)
         self._prompts = open_prompts(self.config, heldout_needed=heldout_needed)
-        own = resume == "auto" or (checkpoint is not None and path in checkpoint.parents)
-        self.run = RunDirectory.open(path, resume=own)
-        self._store = CheckpointStore(self.run.checkpoints, keep=self.config.trainer.max_actor_ckpt_to_keep)
-        if resume == "auto":
-            checkpoint = self._store.latest()
+        path, checkpoint = run_path(self.config, self._run_dir), named_checkpoint(self.config)
+        auto = self.config.trainer.resume == "auto"
+        own = auto or (checkpoint is not None and path in checkpoint.parents)
+        with RunDirectory.held(path, resume=own) as run:
+            self.run = run
+            self._store = CheckpointStore(run.checkpoints, keep=self.config.trainer.max_actor_ckpt_to_keep)
+            found = self._found(self._store.latest() if auto else checkpoint, training=training)
+            if auto and found is None:
+                self.observer.on_status(f"no checkpoint in {path}: starting at step 1")
+            run.make_parts()
+            yield found
+
+    def _found(self, checkpoint: Path | None, *, training: bool) -> tuple[Path, Manifest] | None:
+        """Return a checkpoint with its manifest; raises when it is damaged or is not one of this run."""
         if checkpoint is None:
             return None
         manifest = read_manifest(checkpoint)
         trainer = self.config.trainer
         check_world(manifest, {"actor": trainer.nnodes * trainer.n_gpus_per_node}, directory=checkpoint)
+        if training:
+            check_same_run(manifest.settings, self.config, directory=checkpoint)
         return checkpoint, manifest
+
+    def last_checkpoint(self) -> Path | None:
+        """Return the last checkpoint of the run; None when it has none, or has not begun."""
+        return self._store.latest() if hasattr(self, "_store") else None
 
     def _open_controller(self) -> Controller:
         from rpcrl.runtime.controller import Controller
@@ -258,9 +269,6 @@ class Trainer:
             reward_fn=self._reward_fn,
             device=resolve_device(self.config),
         )
-        from rpcrl.config.load import to_yaml
-
-        write_atomically(self.run.config, to_yaml(self.config))
         self._load_driver(model_path)
         self.groups = starting.result()
 
@@ -286,6 +294,13 @@ class Trainer:
         self.weight_version = manifest.weight_version
         self.totals = Totals.from_json(manifest.totals)
         self._earlier_wall_s = self.totals.wall_s
+
+    def _write_config(self, *, keep: bool = False) -> None:
+        """Write config.yaml, now that all is checked; ``keep`` leaves that of the training that was here."""
+        from rpcrl.config.load import to_yaml
+
+        if not (keep and self.run.config.exists()):
+            write_atomically(self.run.config, to_yaml(self.config))
 
     def _announce(self, mode: str) -> None:
         roles = {role: group.world_size for role, group in self.groups.by_role().items()}
@@ -321,7 +336,7 @@ class Trainer:
             batch_size=self.config.data.val_batch_size,
             num_samples=self.config.trainer.log_val_generations,
         )
-        self.totals.saw_heldout(validation.accuracy)
+        self.totals.saw_heldout(validation.accuracy, step=step)
         if validation.samples:
             self.run.write_samples(f"validation_{step}", validation.samples)
         self.observer.on_validate(step, validation.metrics)
@@ -376,6 +391,7 @@ class Trainer:
             weight_version=self.weight_version,
             data=self.train.state(),
             totals=self.totals.to_json(),
+            settings=deciding_settings(self.config),
         )
 
     def _finish(self) -> dict[str, object]:

@@ -56,6 +56,8 @@ class Manifest:
     """Position of the training data."""
     totals: dict[str, Any] = field(default_factory=dict)
     """Running totals of the run (seconds, tokens, syncs), so that the summary covers all of it."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Those that decide the run; see ``rpcrl.trainer.resume``."""
     format: int = FORMAT
 
 

@@ -7,6 +7,7 @@
       metrics.jsonl        one line a step
       tensorboard/         the same figures as TensorBoard events
       logs/                one file a rank
+      run.lock             held by the driver while it runs
       samples/             step_N.jsonl (training) and validation_N.jsonl
       checkpoints/         global_step_N/ and latest_checkpointed_iteration.txt
       hf/                  the final model, for AutoModelForCausalLM.from_pretrained
@@ -18,12 +19,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from rpcrl.errors import ConfigError, Violation
+from rpcrl.trainer.run_lock import LOCK_FILE, RunLock
 
 __all__ = ["SUMMARY_KEYS", "RunDirectory", "sync_directory", "write_atomically"]
 
@@ -38,6 +41,8 @@ SUMMARY_KEYS = (
     "peak_rss_bytes",
 )
 """Keys of summary.json, frozen: programs read them."""
+RUN_ENTRIES = frozenset({"config.yaml", "logs", "metrics.jsonl", "samples"})
+"""A directory with checkpoints and one of these is a run's."""
 UNTRAINED_MODES = ("eval-only", "generate-only")
 
 
@@ -63,42 +68,59 @@ def write_atomically(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of one run; ``open`` makes the directory."""
+    """The paths of one run; ``held`` makes the directory and keeps other drivers out."""
 
     path: Path
 
     @classmethod
-    def open(cls, path: Path | str, *, resume: bool) -> RunDirectory:
-        """Make the directory of a new run, or take the one of a run that is resumed.
+    @contextmanager
+    def held(cls, path: Path | str, *, resume: bool) -> Iterator[RunDirectory]:
+        """Hold the directory of a new run, or of one that is resumed, so that no other driver takes it meanwhile.
 
-        Raises ConfigError, and touches nothing, when the directory holds something and ``resume`` is False.
+        ``make_parts`` makes what lies in it. Raises ConfigError, and leaves what is there, when the directory cannot be
+        made, is in use, holds something and ``resume`` is False, or holds something that is no run.
         """
-        directory = Path(path).absolute()
-        if directory.exists() and not directory.is_dir():
-            raise ConfigError(
-                [Violation("trainer.run_dir", f"{directory} is not a directory", ("name another directory",))]
+        run = cls(Path(path).absolute())
+        run._check(resume=resume)
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            lock = RunLock(run.path)
+        except OSError as error:
+            problem = f"{run.path} cannot be made or written: {error.strerror}"
+            raise ConfigError([Violation("trainer.run_dir", problem, ("name another: --run-dir runs/mine",))]) from None
+        try:
+            # again: another driver may have been here between the first look and the lock
+            run._check(resume=resume)
+            yield run
+        finally:
+            lock.release()
+
+    def make_parts(self) -> None:
+        """Make the folders of logs, samples and checkpoints."""
+        for part in (self.logs, self.samples, self.checkpoints):
+            part.mkdir(exist_ok=True)
+
+    def _check(self, *, resume: bool) -> None:
+        """Raise ConfigError when the directory is not one to start, or to go on, in."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            problem = f"{self.path} is not a directory"
+            raise ConfigError([Violation("trainer.run_dir", problem, ("name another directory: --run-dir runs/mine",))])
+        present = sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK_FILE)
+        if not present or (resume and self.checkpoints.is_dir() and RUN_ENTRIES & set(present)):
+            return
+        shown = ", ".join(present[:4]) + (", …" if len(present) > 4 else "")
+        if resume:
+            problem = f"{self.path} is no run of rpcrl: it holds {len(present)} entries ({shown})"
+            remedies = ("name the directory of a run: --run-dir RUN_DIR --resume", "or an empty one")
+        else:
+            problem = f"{self.path} already holds {len(present)} entries ({shown}), and a new run would mix with them"
+            remedies = (
+                "go on with that run: --resume (trainer.resume=auto)",
+                "or name an empty directory: --run-dir runs/another",
             )
-        if directory.is_dir() and not resume:
-            present = sorted(entry.name for entry in directory.iterdir())
-            if present:
-                shown = ", ".join(present[:4]) + (", …" if len(present) > 4 else "")
-                raise ConfigError(
-                    [
-                        Violation(
-                            "trainer.run_dir",
-                            f"{directory} already holds {len(present)} entries ({shown}), and a new run would mix "
-                            "with them",
-                            (
-                                "go on with that run: --resume (trainer.resume=auto)",
-                                "or name an empty directory: --run-dir DIR",
-                            ),
-                        )
-                    ]
-                )
-        run = cls(directory)
-        for part in (directory, run.logs, run.samples, run.checkpoints):
-            part.mkdir(parents=True, exist_ok=True)
-        return run
+        raise ConfigError([Violation("trainer.run_dir", problem, remedies)])
 
     @property
     def config(self) -> Path:

@@ -44,11 +44,13 @@ def model_folder(config: RunConfig) -> Path:
     return task.base_checkpoint()
 
 
-def source_checks(config: RunConfig) -> list[Violation]:
+def source_checks(config: RunConfig, *, heldout_needed: bool = False) -> list[Violation]:
     """Return everything that is wrong with the model, the reward function and the prompts; starts no process."""
     violations = list(_model_violations(config))
     scored_by_a_model = config.reward.reward_model.enable and config.reward.fn is None
-    checks: tuple[Callable[[RunConfig], object], ...] = (open_prompts,)
+    checks: tuple[Callable[[RunConfig], object], ...] = (
+        lambda config: open_prompts(config, heldout_needed=heldout_needed),
+    )
     for check in checks if scored_by_a_model else (reward_function, *checks):
         try:
             check(config)

@@ -35,8 +35,8 @@ class Totals:
         for phase, seconds in phases_s.items():
             self.phases_s[phase] = self.phases_s.get(phase, 0.0) + seconds
 
-    def saw_heldout(self, accuracy: float) -> None:
-        """Note a held-out figure: the first one is the start, the last one the end."""
-        if self.heldout_start is None:
+    def saw_heldout(self, accuracy: float, *, step: int) -> None:
+        """Note a held-out figure: the one before training (step 0) is the start, the last one the end."""
+        if step == 0:
             self.heldout_start = accuracy
         self.heldout_end = accuracy

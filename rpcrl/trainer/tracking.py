@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +45,9 @@ class Tracking:
         from tensorboardX import SummaryWriter
 
         cut_metrics(run.metrics, after_step=start_step if start_step else -1)
+        if not start_step and run.tensorboard.is_dir():
+            # of a life of this run that left no checkpoint: all of it is done again
+            shutil.rmtree(run.tensorboard)
         self._stream = run.metrics.open("a", encoding="utf-8")
         # purge_step hides what an earlier life of this run had written for the steps that are done again
         self._events: Any = SummaryWriter(

@@ -6,6 +6,7 @@ import pytest
 import tensorboardX  # noqa: F401  (sets an environment variable when it is first imported)
 
 from rpcrl.errors import RpcrlError
+from rpcrl.tasks.sort_digits import base_checkpoint
 from tests.e2e.jobs import metric_lines, train, weights_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -37,6 +38,7 @@ def test_a_reward_function_and_prompts_by_path(tmp_path, rows):
         tmp_path / "run",
         f"data.train_files={rows}",
         f"data.val_files={rows}",
+        f"model.path={base_checkpoint()}",
         f"reward.fn={tmp_path}/reward.py:longer",
         "reward.reward_kwargs={per_token: 0.125}",
         "reward.num_workers=2",
@@ -54,7 +56,12 @@ def test_what_a_reward_function_raises_reaches_the_driver_with_the_row(tmp_path,
         "def broken(data_source, solution_str, ground_truth, extra_info):\n    raise ZeroDivisionError('no marks')\n"
     )
     with pytest.raises(RpcrlError, match="no marks") as caught:
-        train(tmp_path / "run", f"data.train_files={rows}", f"reward.fn={tmp_path}/reward.py:broken")
+        train(
+            tmp_path / "run",
+            f"data.train_files={rows}",
+            f"model.path={base_checkpoint()}",
+            f"reward.fn={tmp_path}/reward.py:broken",
+        )
     assert isinstance(caught.value, ZeroDivisionError)
     assert "reward.py" in str(caught.value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -41,6 +42,37 @@ def test_p42_the_quick_start_runs_without_a_gpu(tmp_path: Path) -> None:
     assert summary["mode"] == "colocate"
     assert summary["steps"] == 2
     assert 0.44 <= summary["heldout_accuracy"]["start"] <= 0.56
+
+
+@pytest.mark.parametrize(("number", "save_freq"), [(signal.SIGTERM, 1), (signal.SIGHUP, -1)])
+def test_a_signal_ends_a_run_in_order_and_says_how_to_go_on(tmp_path: Path, number: int, save_freq: int) -> None:
+    run_dir = tmp_path / "run"
+    settings = [
+        "trainer.total_training_steps=100000",
+        f"trainer.save_freq={save_freq}",
+        "trainer.val_before_train=false",
+    ]
+    running = subprocess.Popen(
+        [sys.executable, "-u", "-m", "rpcrl.cli.main", "launch", "--run-dir", str(run_dir), *settings],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line.startswith("step 1/"):
+            break
+    running.send_signal(number)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 128 + number, told
+    assert "interrupted in step " in told
+    if save_freq == 1:
+        assert f"last checkpoint: {run_dir}/checkpoints/global_step_" in told
+        assert f"rpcrl launch --config {run_dir}/config.yaml --run-dir {run_dir} --resume" in told
+    else:
+        assert "there is no checkpoint to go on from: trainer.save_freq=-1 writes only the final one" in told
 
 
 @pytest.mark.slow

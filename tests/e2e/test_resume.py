@@ -6,6 +6,7 @@ import pytest
 import tensorboardX  # noqa: F401  (sets an environment variable when it is first imported)
 
 from rpcrl.errors import CheckpointError, ConfigError
+from rpcrl.trainer.observer import Observer
 from tests.e2e.jobs import copy_up_to, metric_lines, train, weights_of, without_times
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -26,7 +27,10 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def job(rows):
-    return (*JOB, f"data.train_files={rows}", "reward.fn=rpcrl.tasks.sort_digits:score", f"data.val_files={rows}")
+    from rpcrl.tasks.sort_digits import base_checkpoint
+
+    files = (f"data.train_files={rows}", f"data.val_files={rows}", f"model.path={base_checkpoint()}")
+    return (*JOB, *files, "reward.fn=rpcrl.tasks.sort_digits:score")
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +93,27 @@ def test_another_number_of_workers_is_refused_before_anything_starts(whole, job,
 
 def test_other_data_is_refused(whole, job, tmp_path):
     resumed = copy_up_to(whole, 2, tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"data position has seed=0, this run has 9"):
+    (resumed / "config.yaml").write_text("as: it was\n")
+    with pytest.raises(ConfigError, match=r"made with data.seed=null, this command has data.seed=9"):
         train(resumed, *job, "trainer.resume=auto", "data.seed=9")
+    assert (resumed / "config.yaml").read_text() == "as: it was\n"
+
+
+def test_a_run_without_a_checkpoint_begins_again_and_says_so(job, tmp_path):
+    class Ear(Observer):
+        said = ""
+
+        def on_status(self, text):
+            self.said += f"{text}\n"
+
+    run_dir, ear = tmp_path / "run", Ear()
+    for part in ("checkpoints", "logs"):
+        (run_dir / part).mkdir(parents=True)
+    (run_dir / "metrics.jsonl").write_text('{"step": 0, "old": 1}\n{"step": 1, "old": 1}\n')
+    train(run_dir, *job, "trainer.resume=auto", "trainer.total_training_steps=1", observer=ear)
+    assert f"no checkpoint in {run_dir}: starting at step 1\n" in ear.said
+    assert [line["step"] for line in metric_lines(run_dir)] == [1]
+    assert "old" not in metric_lines(run_dir)[0]
 
 
 def test_a_damaged_shard_is_refused_and_named(whole, job, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from rpcrl.cli.launch import run_to_exit_code
 from rpcrl.cli.main import cli
+from rpcrl.cli.signals import Ended
 from rpcrl.errors import ConfigError, StartError, Violation
 
 FLAGS = {
@@ -137,6 +139,8 @@ def test_the_two_ways_not_to_train_exclude_each_other() -> None:
         (StartError("rank 1 did not come up"), 1, "the run failed: rank 1 did not come up"),
         (ZeroDivisionError("division by zero"), 1, "the run failed: ZeroDivisionError: division by zero"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (Ended(signal.SIGTERM), 143, "interrupted"),
+        (Ended(signal.SIGHUP), 129, "interrupted"),
     ],
 )
 def test_an_error_becomes_an_exit_code_and_words(
@@ -145,7 +149,7 @@ def test_an_error_becomes_an_exit_code_and_words(
     def run() -> None:
         raise error
 
-    assert run_to_exit_code(run, lambda: tmp_path, debug=False) == code
+    assert run_to_exit_code(run, lambda: tmp_path, lambda: ["interrupted"], debug=False) == code
     told = capsys.readouterr().err
     assert said in told
     assert "Traceback" not in told
@@ -157,9 +161,9 @@ def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture
     def run() -> None:
         raise ZeroDivisionError("division by zero")
 
-    assert run_to_exit_code(run, lambda: None, debug=True) == 1
+    assert run_to_exit_code(run, lambda: None, list, debug=True) == 1
     assert "Traceback" in capsys.readouterr().err
-    assert run_to_exit_code(lambda: None, lambda: None, debug=False) == 0
+    assert run_to_exit_code(lambda: None, lambda: None, list, debug=False) == 0
 
 
 def test_doctor_looks_at_everything() -> None:

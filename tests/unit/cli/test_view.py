@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from rpcrl.cli import waiting
 from rpcrl.cli.view import RunView, phase_seconds, summary_lines
 from rpcrl.trainer.observer import RunInfo
 
@@ -90,6 +93,37 @@ def test_the_display_ends_when_the_run_fails(tmp_path: Path) -> None:
     with console.capture() as captured:
         view.worker_line("[actor 0] text with [brackets]\n")
     assert captured.get() == "[actor 0] text with [brackets]\n"
+
+
+def test_a_long_phase_is_told_with_its_step_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    told = threading.Event()
+
+    class Console_(Console):
+        def print(self, *args: Any, **options: Any) -> None:
+            super().print(*args, **options)
+            told.set()
+
+    monkeypatch.setattr(waiting, "FIRST_NOTICE_S", 0.01)
+    with RunView(Console_(file=out, width=100)) as view:
+        view.on_phase(3, "update_actor")
+        assert view.where == "step 3: update_actor"
+        assert told.wait(10)
+    assert "still in step 3: update_actor, for 0 s" in out.getvalue()
+
+
+def test_notices_become_rarer() -> None:
+    times, waited_s = [], 0.0
+    while waited_s < 1200:
+        waited_s = waiting.next_notice_s(waited_s)
+        times.append(waited_s)
+    assert times == [10, 20, 40, 80, 160, 320, 620, 920, 1220]
+
+
+def test_the_time_of_the_steps_is_told_apart_from_the_rest() -> None:
+    lines = summary_lines({**SUMMARY, "phases_s": {"gen": 1.0, "update_actor": 3.0, "testing": 2.0}}, None)
+    assert "steps              3 in 4.0 s, 75,000 tokens, 3 weight syncs" in lines
+    assert "whole command      12.5 s, of it 8.5 s start, evaluations and saving" in lines
 
 
 def test_the_whole_step_is_no_phase() -> None:

@@ -6,12 +6,18 @@ from rpcrl.trainer.run_directory import RunDirectory
 from rpcrl.trainer.tracking import Tracking, cut_metrics
 
 
+def new_run(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    return run
+
+
 def lines(run):
     return [json.loads(line) for line in run.metrics.read_text().splitlines()]
 
 
 def test_a_line_a_step_and_tensorboard_events(tmp_path):
-    run = RunDirectory.open(tmp_path / "run", resume=False)
+    run = new_run(tmp_path)
     with Tracking(run) as tracking:
         tracking.log(0, {"heldout/accuracy": 0.5})
         tracking.log(1, {"actor/loss": 0.25, "actor/grad_norm": float("nan")})
@@ -26,7 +32,7 @@ def test_a_line_a_step_and_tensorboard_events(tmp_path):
 
 
 def test_a_resumed_run_loses_the_lines_after_its_checkpoint(tmp_path):
-    run = RunDirectory.open(tmp_path / "run", resume=False)
+    run = new_run(tmp_path)
     with Tracking(run) as tracking:
         for step in range(5):
             tracking.log(step, {"x": step})
@@ -36,12 +42,13 @@ def test_a_resumed_run_loses_the_lines_after_its_checkpoint(tmp_path):
 
 
 def test_a_run_that_starts_again_from_nothing_keeps_no_line(tmp_path):
-    run = RunDirectory.open(tmp_path / "run", resume=False)
+    run = new_run(tmp_path)
     with Tracking(run) as tracking:
         tracking.log(0, {"x": 0})
     with Tracking(run) as tracking:
         tracking.log(0, {"x": 5})
     assert [line["x"] for line in lines(run)] == [5]
+    assert len(list(run.tensorboard.iterdir())) == 1, "events of the first life are gone too"
 
 
 def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
