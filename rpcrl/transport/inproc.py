@@ -8,9 +8,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from rpcrl.errors import ClosedError, MessageTooLargeError, PeerUnreachableError, TransportError, UsageError
+from rpcrl.errors import PeerUnreachableError, TransportError
 from rpcrl.transport.addresses import check_identity, split_address
 from rpcrl.transport.base import Frame, Limits
+from rpcrl.transport.endpoint import Endpoint
 
 __all__ = ["InprocConnection", "InprocListener"]
 
@@ -19,15 +20,13 @@ _listeners: dict[str, InprocListener] = {}
 _connections: dict[str, list[InprocConnection]] = {}
 
 
-class _Endpoint:
-    """A queue of received messages, with waking, closing and the guard against forks."""
+class _Endpoint(Endpoint):
+    """A queue of received messages, with waking and closing."""
 
     def __init__(self, address: str, limits: Limits) -> None:
         self._name = split_address(address)[1]
         self._address = address
-        self._limits = limits
-        self._pid = os.getpid()
-        self._closed = False
+        super().__init__(limits)
         self._woken = False
         self._inbox: deque[tuple[str, list[Frame]]] = deque()
         self._waiting: dict[str, int] = {}
@@ -39,24 +38,8 @@ class _Endpoint:
             self._woken = True
             self._changed.notify_all()
 
-    def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise UsageError(
-                f"this {type(self).__name__} belongs to process {self._pid}; it cannot be used after a fork. Start"
-                " processes with the spawn method (multiprocessing.get_context('spawn')) or subprocess"
-            )
-        if self._closed:
-            raise ClosedError(f"this {type(self).__name__} was closed")
-
     def _copy(self, frames: Sequence[Frame]) -> list[Frame]:
-        if not frames:
-            raise UsageError("a message needs at least one frame")
-        size = sum(memoryview(frame).nbytes for frame in frames)
-        if size > self._limits.max_message_bytes:
-            raise MessageTooLargeError(
-                f"a message of {size} bytes; this connection takes at most {self._limits.max_message_bytes}"
-                " (Limits.max_message_bytes); nothing was sent"
-            )
+        self._check_message(frames)
         return [bytes(frames[0]), *(bytearray(frame) for frame in frames[1:])]
 
     def _put(self, sender: str, frames: list[Frame]) -> bool:

@@ -26,8 +26,6 @@ import zmq
 
 from rpcrl.errors import (
     AuthenticationError,
-    ClosedError,
-    MessageTooLargeError,
     PeerUnreachableError,
     TransportError,
     UsageError,
@@ -35,6 +33,7 @@ from rpcrl.errors import (
 from rpcrl.logs import get_logger
 from rpcrl.transport.addresses import check_identity, prepare_ipc_path, split_address
 from rpcrl.transport.base import Allowed, ClientKeys, Frame, KeyPair, Limits
+from rpcrl.transport.endpoint import Endpoint
 from rpcrl.transport.keys import ZAP_DOMAIN, ZapThread, check_key, require_curve
 
 __all__ = ["ZmqConnection", "ZmqListener"]
@@ -46,13 +45,11 @@ _MONITOR_ADDRESS = "inproc://rpcrl-monitor"
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
-class _Endpoint:
-    """What both ends share: the socket and its options, waking, waiting, closing, and the guard against forks."""
+class _Endpoint(Endpoint):
+    """What both ends share: the socket and its options, waking, waiting and closing."""
 
     def __init__(self, kind: int, limits: Limits, keyed: bool) -> None:
-        self._limits = limits
-        self._pid = os.getpid()
-        self._closed = False
+        super().__init__(limits)
         self._woken = False
         self._wake_lock = threading.Lock()
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
@@ -85,27 +82,9 @@ class _Endpoint:
             self._woken = False
         return True
 
-    def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise UsageError(
-                f"this {type(self).__name__} belongs to process {self._pid}; it cannot be used after a fork. Start"
-                " processes with the spawn method (multiprocessing.get_context('spawn')) or subprocess"
-            )
-        if self._closed:
-            raise ClosedError(f"this {type(self).__name__} was closed")
-
     def _views(self, frames: Sequence[Frame]) -> list[memoryview]:
-        """Check a message before its first frame goes out: half a message would glue itself to the next one."""
-        if not frames:
-            raise UsageError("a message needs at least one frame")
-        views = [memoryview(frame).cast("B") if memoryview(frame).nbytes else memoryview(b"") for frame in frames]
-        size = sum(view.nbytes for view in views)
-        if size > self._limits.max_message_bytes:
-            raise MessageTooLargeError(
-                f"a message of {size} bytes; this connection takes at most {self._limits.max_message_bytes}"
-                " (Limits.max_message_bytes); nothing was sent"
-            )
-        return views
+        self._check_message(frames)
+        return [memoryview(frame).cast("B") if memoryview(frame).nbytes else memoryview(b"") for frame in frames]
 
     def _send_views(self, views: list[memoryview]) -> None:
         """Copy the frames into ZeroMQ's queue, so that the caller may change its buffers."""
