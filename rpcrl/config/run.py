@@ -14,7 +14,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 __all__ = [
     "BUILT_IN_TASK",
     "GSM8K_PREFIX",
-    "MODES",
     "PROMPT_SUFFIXES",
     "Actor",
     "ActorRolloutRef",
@@ -33,9 +32,6 @@ __all__ = [
     "Trainer",
     "ValKwargs",
 ]
-
-MODES = ("colocate", "colocate-async", "separate", "separate-async")
-"""Trainer modes by their names on the command line."""
 
 BUILT_IN_TASK = "sort_digits"
 PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet")

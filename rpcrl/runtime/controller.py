@@ -250,8 +250,8 @@ class Controller:
         try:
             exits = closed.result(bound_s)
         except concurrent.futures.TimeoutError:
-            missing = self._hub.ask(lambda _: "")
-            raise RpcrlError(f"group {name!r} was not reaped within {bound_s} s of its end{missing}") from None
+            left = self._hub.ask(lambda membership: membership.left_of(name))
+            raise RpcrlError(f"group {name!r} was not reaped within {bound_s} s of its end; left: {left}") from None
         self._release(name)
         return exits
 

@@ -112,6 +112,12 @@ class Membership:
         for identity in group.identities if group else ():
             self._home.pop(identity, None)
 
+    def left_of(self, name: str) -> str:
+        """Name the processes of a group whose end has not been reported."""
+        group = self.groups.get(name)
+        living = [member for member in group.members if member.state is not MemberState.GONE] if group else []
+        return ", ".join(f"rank {member.rank} (pid {member.pid or 'not known'})" for member in living) or "none"
+
     def on_hello(self, hello: Hello) -> Group | None:
         """Take a worker's hello; returns its group when that was the last one missing."""
         found = self._home.get(hello.identity)

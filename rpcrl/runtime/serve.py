@@ -68,7 +68,6 @@ class CallServer:
         self._outbox: deque[tuple[Message, CallId | None]] = deque()
         self._inbox: queue.SimpleQueue[Welcome | Call | Shutdown] = queue.SimpleQueue()
         self._roles: dict[str, Any] = {}
-        self._methods: dict[str, dict[str, MethodSpec]] = {}
         self._gates: dict[str, RoleGate] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = threading.Event()
@@ -93,7 +92,6 @@ class CallServer:
     def add_roles(self, roles: dict[str, Any]) -> None:
         """Make built roles callable."""
         for role, instance in roles.items():
-            self._methods[role] = registered_methods(type(instance))
             self._gates[role] = RoleGate()
             self._roles[role] = instance
 
@@ -247,7 +245,8 @@ class CallServer:
             task.cancel()
 
     def _unknown(self, call: Call) -> UnknownMethodError:
-        methods = ", ".join(sorted(self._methods.get(call.role, {}))) or "none"
+        instance = self._roles.get(call.role)
+        methods = ", ".join(registered_methods(type(instance))) or "none"
         return UnknownMethodError(f"{call.role} has no registered method {call.method!r}; registered: {methods}")
 
     def _answer_again(self, call_id: CallId) -> None:

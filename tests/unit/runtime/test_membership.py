@@ -43,6 +43,16 @@ def test_the_first_end_breaks_the_group_and_names_rank_role_and_signal():
     assert membership.on_exit(ended(9)) is None
 
 
+def test_what_is_left_of_a_group_is_named_by_rank_and_pid():
+    membership, _ = two_ranks()
+    membership.on_hello(hello(1))
+    assert membership.left_of("g") == "rank 0 (pid not known), rank 1 (pid 101)"
+    membership.on_exit(ended(0))
+    assert membership.left_of("g") == "rank 1 (pid 101)"
+    membership.on_exit(ended(1))
+    assert membership.left_of("g") == membership.left_of("no such group") == "none"
+
+
 def test_a_start_error_is_no_exit():
     membership, group = two_ranks()
     membership.on_exit(ended(0, start_error="no such module"))
