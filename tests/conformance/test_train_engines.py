@@ -6,6 +6,7 @@ The ranks of a world are started once, run every scenario of the kit, and the ch
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def work(rank: int, world: int, store: str, cases: dict[str, tuple[str, str]]) -
             (Path(out) / f"extra-{rank}.json").write_text(json.dumps(extras(Path(case), rank, world)))
     finally:
         dist.destroy_process_group()
+    # As rpcrl's workers end: taking an interpreter with torch's threads apart can abort after the work is done.
+    os._exit(0)
 
 
 def extras(case: Path, rank: int, world: int) -> dict[str, object]:
