@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from rpcrl.dispatch.splitting import UnevenPolicy, chunk_all, concat_all
 from rpcrl.errors import DispatchError
@@ -15,12 +15,16 @@ from rpcrl.errors import DispatchError
 __all__ = [
     "Arguments",
     "CallShape",
+    "ConcatMode",
     "Dispatch",
     "DispatchMode",
     "Dispatched",
     "Execute",
+    "GatherMode",
     "GroupShape",
     "Mesh",
+    "OneMode",
+    "PerRankMode",
     "current",
     "custom_mode",
     "mesh",
@@ -117,6 +121,26 @@ class DispatchMode:
         return f"Dispatch.{self.name}"
 
 
+# What a call of a mode takes and gives, for a method ``def m(self, x: X) -> R``, is told to type checkers by the class
+# of the mode (see rpcrl.mypy_plugin); of a mode that is a plain ``DispatchMode``, nothing is known.
+
+
+class GatherMode(DispatchMode):
+    """``group.m(x: X)`` gives ``list[R]``: the results of all ranks."""
+
+
+class PerRankMode(DispatchMode):
+    """``group.m(x: list[X] | tuple[X, ...])`` gives ``list[R]``: a value for each rank, a result of each rank."""
+
+
+class ConcatMode(DispatchMode):
+    """``group.m(x: X)`` gives one ``R``, put together from the results of the ranks."""
+
+
+class OneMode(DispatchMode):
+    """``group.m(x: X)`` gives ``R``: the result of one rank."""
+
+
 def _same_to_all(group: GroupShape, call: CallShape, arguments: Arguments) -> Dispatched:
     return Dispatched([arguments] * (1 if call.rank_zero else group.world_size))
 
@@ -206,12 +230,12 @@ def _collect_dp_ranks(name: str) -> CollectFn:
     return collect
 
 
-def mesh(name: str) -> DispatchMode:
+def mesh(name: str) -> ConcatMode:
     """Return the mode that splits a batch over the dp ranks of a mesh which the workers registered by that name.
 
     Ranks with the same dp rank get the same part, encoded once; one rank for each dp rank sends its result.
     """
-    return DispatchMode(f"mesh({name!r})", _chunk_per_dp_rank(name), _collect_dp_ranks(name), mesh_name=name)
+    return ConcatMode(f"mesh({name!r})", _chunk_per_dp_rank(name), _collect_dp_ranks(name), mesh_name=name)
 
 
 def _chunk_without_padding(group: GroupShape, call: CallShape, arguments: Arguments) -> Dispatched:
@@ -266,23 +290,23 @@ class Dispatch(metaclass=_Modes):
     ``mesh(name)`` is the mode for workers that are more than data parallel; ``register_dispatch_mode`` adds your own.
     """
 
-    ONE_TO_ALL: ClassVar = DispatchMode("ONE_TO_ALL", _same_to_all, _collect_list)
-    RANK_ZERO: ClassVar = DispatchMode("RANK_ZERO", _same_to_all, _collect_one, rank_zero_only=True)
-    ALL_TO_ALL: ClassVar = DispatchMode("ALL_TO_ALL", _one_per_rank, _collect_list)
-    DP_COMPUTE: ClassVar = DispatchMode("DP_COMPUTE", _one_per_rank, _collect_list)
-    DP_COMPUTE_PROTO: ClassVar = DispatchMode("DP_COMPUTE_PROTO", _chunk_per_rank, _collect_concat)
-    DP_COMPUTE_PROTO_WITH_FUNC: ClassVar = DispatchMode(
+    ONE_TO_ALL: ClassVar = GatherMode("ONE_TO_ALL", _same_to_all, _collect_list)
+    RANK_ZERO: ClassVar = OneMode("RANK_ZERO", _same_to_all, _collect_one, rank_zero_only=True)
+    ALL_TO_ALL: ClassVar = PerRankMode("ALL_TO_ALL", _one_per_rank, _collect_list)
+    DP_COMPUTE: ClassVar = PerRankMode("DP_COMPUTE", _one_per_rank, _collect_list)
+    DP_COMPUTE_PROTO: ClassVar = ConcatMode("DP_COMPUTE_PROTO", _chunk_per_rank, _collect_concat)
+    DP_COMPUTE_PROTO_WITH_FUNC: ClassVar = ConcatMode(
         "DP_COMPUTE_PROTO_WITH_FUNC", _function_and_chunks, _collect_concat
     )
-    DP_COMPUTE_METRIC: ClassVar = DispatchMode("DP_COMPUTE_METRIC", _chunk_without_padding, _collect_list)
+    DP_COMPUTE_METRIC: ClassVar = GatherMode("DP_COMPUTE_METRIC", _chunk_without_padding, _collect_list)
     DIRECT_ROLLOUT_METHOD: ClassVar = DispatchMode("DIRECT_ROLLOUT_METHOD", _called_directly, _collect_list)
 
 
 class Execute:
     """Which ranks run a method: ``ALL`` of them, or ``RANK_ZERO`` alone (then its plain result comes back)."""
 
-    ALL: ClassVar[str] = "ALL"
-    RANK_ZERO: ClassVar[str] = "RANK_ZERO"
+    ALL: ClassVar[Literal["ALL"]] = "ALL"
+    RANK_ZERO: ClassVar[Literal["RANK_ZERO"]] = "RANK_ZERO"
 
 
 def custom_mode(functions: Mapping[str, Callable[..., Any]], *, name: str = "") -> DispatchMode:

@@ -6,16 +6,18 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, cast, get_args, overload
+from typing import Any, Generic, TypeVar, cast, get_args, overload
 
 from rpcrl.dispatch.mode import Dispatch, DispatchMode, Execute, custom_mode
 from rpcrl.dispatch.splitting import UnevenPolicy
 from rpcrl.errors import DispatchError, UsageError
 
-__all__ = ["PLAIN", "MethodSpec", "bind", "callable_method", "register", "registered_methods"]
+__all__ = ["PLAIN", "Marker", "MethodSpec", "bind", "callable_method", "register", "registered_methods"]
 
 _NOTE = "__rpcrl_method__"
 F = TypeVar("F", bound=Callable[..., Any])
+Shape = TypeVar("Shape")
+"""What a call through a group takes and gives, as ``rpcrl.mypy_plugin`` writes it down; nothing to people."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,22 @@ class MethodSpec:
     timeout_s: float | None
 
 
+@dataclass(frozen=True)
+class Marker(Generic[Shape]):
+    """What ``register(…)`` returns: it notes on a function how it may be called, and leaves it as it is."""
+
+    spec: MethodSpec
+
+    def __call__(self, function: F) -> F:
+        """Mark ``function``. Raises UsageError if it is none, or cannot run as it is registered."""
+        if not inspect.isfunction(function):
+            raise UsageError(f"@register marks a function of a Worker class, got {type(function).__name__}")
+        if self.spec.concurrent and not inspect.iscoroutinefunction(function):
+            raise UsageError(f"@register(concurrent=True) needs an async def; {function.__qualname__} is not one")
+        setattr(function, _NOTE, self.spec)
+        return function
+
+
 @overload
 def register(function: F, /) -> F: ...
 @overload
@@ -41,7 +59,7 @@ def register(
     concurrent: bool = ...,
     uneven: UnevenPolicy = ...,
     timeout_s: float | None = ...,
-) -> Callable[[F], F]: ...
+) -> Marker[Any]: ...
 
 
 def register(
@@ -76,17 +94,7 @@ def register(
     rank_zero = execute_mode == Execute.RANK_ZERO or mode.rank_zero_only
     if rank_zero and mode.mesh_name is not None:
         raise DispatchError(f"{mode.name} runs on every rank of its mesh; it does not go with Execute.RANK_ZERO")
-    spec = MethodSpec(mode, rank_zero, blocking, concurrent, uneven, timeout_s)
-
-    def note(function: F) -> F:
-        if not inspect.isfunction(function):
-            raise UsageError(f"@register marks a function of a Worker class, got {type(function).__name__}")
-        if concurrent and not inspect.iscoroutinefunction(function):
-            raise UsageError(f"@register(concurrent=True) needs an async def; {function.__qualname__} is not one")
-        setattr(function, _NOTE, spec)
-        return function
-
-    return note
+    return Marker(MethodSpec(mode, rank_zero, blocking, concurrent, uneven, timeout_s))
 
 
 PLAIN = MethodSpec(Dispatch.ONE_TO_ALL, rank_zero=False, blocking=True, concurrent=False, uneven="pad", timeout_s=None)

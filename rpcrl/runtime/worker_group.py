@@ -10,7 +10,7 @@ import difflib
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from rpcrl import env
 from rpcrl.dispatch.mode import Arguments, CallShape, Dispatched, Mesh, current
@@ -26,11 +26,18 @@ from rpcrl.wire.messages import Encoded
 
 __all__ = ["ClassWithInitArgs", "RemoteMethod", "WorkerGroup"]
 
+W = TypeVar("W")
+"""The worker class; of a group of several roles, ``rpcrl.mypy_plugin`` sets a TypedDict of them."""
+Role = TypeVar("Role", covariant=True)
+P = ParamSpec("P")
+Value = TypeVar("Value")
+Called = TypeVar("Called")
 
-class ClassWithInitArgs:
+
+class ClassWithInitArgs(Generic[Role]):
     """A worker class and the arguments that every rank constructs it with."""
 
-    def __init__(self, cls: type, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, cls: type[Role], *args: Any, **kwargs: Any) -> None:
         self.cls = cls
         self.args = args
         self.kwargs = kwargs
@@ -48,7 +55,7 @@ class _Shared:
     exits: list[WorkerExit] | None = None
 
 
-class WorkerGroup:
+class WorkerGroup(Generic[W]):
     """One worker process per slot of a pool, called as if it were one object.
 
     ``WorkerGroup(pool, MyWorker, *args, **kwargs)`` constructs ``MyWorker(*args, **kwargs)`` on every rank; the
@@ -64,10 +71,32 @@ class WorkerGroup:
     ended), UsageError or DispatchError before anything is started.
     """
 
+    @overload
     def __init__(
         self,
         pool: ResourcePool,
-        worker_cls: type | ClassWithInitArgs | Mapping[str, ClassWithInitArgs | type],
+        worker_cls: type[W] | ClassWithInitArgs[W],
+        *args: Any,
+        name: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        controller: Controller | None = None,
+        **kwargs: Any,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: WorkerGroup[Any],
+        pool: ResourcePool,
+        worker_cls: Mapping[str, ClassWithInitArgs[Any] | type],
+        *,
+        name: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        controller: Controller | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        pool: ResourcePool,
+        worker_cls: type[W] | ClassWithInitArgs[W] | Mapping[str, ClassWithInitArgs[Any] | type],
         *args: Any,
         name: str | None = None,
         environment: Mapping[str, str] | None = None,
@@ -96,7 +125,7 @@ class WorkerGroup:
             for name, spec in registered_methods(shared.classes[role]).items():
                 setattr(self, name, RemoteMethod(self, role, shared.classes[role], name, spec))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> RemoteMethod[..., Any, Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         raise UnknownMethodError(self._unknown(name))
@@ -105,7 +134,7 @@ class WorkerGroup:
         role = self._role or "+".join(self._shared.classes)
         return f"<WorkerGroup {self.name!r}: {role} on {self.world_size} workers>"
 
-    def __enter__(self) -> WorkerGroup:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,13 +176,13 @@ class WorkerGroup:
         """Start a method by its name on rank 0 alone; returns the Future of its result. See ``execute_all``."""
         return self._by_name(method_name, rank_zero=True).submit(*args, **kwargs)
 
-    def _by_name(self, name: str, *, rank_zero: bool) -> RemoteMethod:
+    def _by_name(self, name: str, *, rank_zero: bool) -> RemoteMethod[..., Any, Any]:
         worker_cls = None if self._role is None else self._shared.classes[self._role]
         if self._role is None or worker_cls is None or callable_method(worker_cls, name) is None:
             raise UnknownMethodError(self._unknown(name))
         return RemoteMethod(self, self._role, worker_cls, name, replace(PLAIN, rank_zero=rank_zero))
 
-    def spawn(self) -> dict[str, WorkerGroup]:
+    def spawn(self) -> dict[str, WorkerGroup[W]]:
         """Return a view for each role: the same processes, the methods of that role alone."""
         return {role: self._view(role) for role in self._shared.classes}
 
@@ -166,8 +195,8 @@ class WorkerGroup:
             self._shared.exits = self._shared.controller.stop_group(self.name, grace_s)
         return self._shared.exits
 
-    def _view(self, role: str) -> WorkerGroup:
-        view = WorkerGroup.__new__(WorkerGroup)
+    def _view(self, role: str) -> WorkerGroup[W]:
+        view: WorkerGroup[W] = WorkerGroup.__new__(WorkerGroup)
         view._attach(self._shared, role)
         return view
 
@@ -185,10 +214,14 @@ class WorkerGroup:
         return f"{worker_cls.__name__} has no registered method {name!r}{hint}"
 
 
-class RemoteMethod:
-    """A registered method of a group: call it and wait, or ``submit`` and go on."""
+class RemoteMethod(Generic[P, Value, Called]):
+    """A registered method of a group: call it and wait, or ``submit`` and go on.
 
-    def __init__(self, group: WorkerGroup, role: str, worker_cls: type, name: str, spec: MethodSpec) -> None:
+    To type checkers: ``P`` are the parameters, ``Value`` is what the mode gives; the plain call returns ``Called``,
+    which is ``Value``, or ``Future[Value]`` of a method registered with ``blocking=False``.
+    """
+
+    def __init__(self, group: WorkerGroup[Any], role: str, worker_cls: type, name: str, spec: MethodSpec) -> None:
         self._group = group
         self._role = role
         self._worker_cls = worker_cls
@@ -201,18 +234,18 @@ class RemoteMethod:
     def __repr__(self) -> str:
         return f"<{self._shape.name} of {self._group!r}, {self._mode!r}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Called:
         """Run the method on the group and wait for its result (unless it is registered with ``blocking=False``)."""
         if not self._spec.blocking:
-            return self.submit(*args, **kwargs)
+            return cast("Called", self.submit(*args, **kwargs))
         # Only the caller who waits for the end, however long, leaves the arguments alone until they are not needed.
-        return self._start(args, kwargs, snapshot=self._spec.timeout_s is not None).result()
+        return cast("Called", self._start(args, kwargs, snapshot=self._spec.timeout_s is not None).result())
 
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[Value]:
         """Start the method and return its Future; the arguments may be changed as soon as this returns."""
         return self._start(args, kwargs, snapshot=True)
 
-    def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, snapshot: bool) -> Future[Any]:
+    def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, snapshot: bool) -> Future[Value]:
         controller = self._group._shared.controller
         controller.check_usable()
         arguments = self._bind(args, kwargs)
@@ -271,11 +304,11 @@ class RemoteMethod:
 
 
 def _roles_of(
-    worker_cls: type | ClassWithInitArgs | Mapping[str, ClassWithInitArgs | type],
+    worker_cls: type | ClassWithInitArgs[Any] | Mapping[str, ClassWithInitArgs[Any] | type],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     name: str | None,
-) -> dict[str, ClassWithInitArgs]:
+) -> dict[str, ClassWithInitArgs[Any]]:
     if isinstance(worker_cls, Mapping):
         if args or kwargs:
             raise UsageError("a group of several roles takes each role's arguments in its ClassWithInitArgs(Cls, …)")
@@ -293,7 +326,7 @@ def _roles_of(
     return items
 
 
-def _with_args(item: ClassWithInitArgs | type) -> ClassWithInitArgs:
+def _with_args(item: ClassWithInitArgs[Any] | type) -> ClassWithInitArgs[Any]:
     return item if isinstance(item, ClassWithInitArgs) else ClassWithInitArgs(item)
 
 

@@ -90,7 +90,7 @@ class GroupStart:
             name="global_pool",
         )
         common = {"model_path": self._model_path, "device": self._device, "threads": trainer.threads_per_worker}
-        classes = {
+        classes: dict[str, ClassWithInitArgs[Any]] = {
             "actor": ClassWithInitArgs(ActorWorker, roles, **common, seed=trainer.seed),
             "rollout": ClassWithInitArgs(RolloutWorker, roles, **common),
         }
