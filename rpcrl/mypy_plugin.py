@@ -28,6 +28,7 @@ from mypy.types import (
     CallableType,
     Instance,
     LiteralType,
+    NoneType,
     Parameters,
     Type,
     TypedDictType,
@@ -120,6 +121,9 @@ def _shape_of(context: FunctionContext) -> Shape:
             takes, gives = "any" if takes == "any" else "same", "one"
         elif which != "ALL":
             takes, gives = "any", "any"
+    if "merge" in given and gives == "list" and not isinstance(given["merge"], NoneType):
+        # One figure, or one dict of figures, of all ranks; only the rule "list" makes another type of it.
+        gives = "any" if _literal(given["merge"]) == "list" else "one"
     blocking = _literal(given["blocking"]) if "blocking" in given else True
     call = {True: "waits", False: "future"}.get(blocking, "any") if isinstance(blocking, bool) else "any"
     return Shape(takes, gives, call)

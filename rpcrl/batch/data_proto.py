@@ -4,34 +4,31 @@ A ``DataProto`` has tensor columns (``batch``), columns of Python values (``non_
 about the whole (``meta_info``). It is a value: a method returns a new one and leaves its inputs as they were;
 only ``pop`` takes away from the batch it is called on. Results share the *contents* of columns, which no
 method writes, and never the dicts.
-
-Tensor columns are kept as a plain dict until somebody asks for ``batch``; from then on the TensorDict that
-was handed out is the truth, so ``data.batch["key"] = tensor`` works. Neither torch nor tensordict is loaded
-for a batch without tensors.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from rpcrl.batch import conversion, joining, meta, objects
+from rpcrl.batch import folding, joining, meta
+from rpcrl.batch.content import BatchContent
 from rpcrl.batch.item import DataProtoItem
-from rpcrl.batch.rows import Index, RowIndexError, as_row, bounds, is_tensor, repeat_counts, row_index
+from rpcrl.batch.rows import Index, RowIndexError, as_row, bounds, repeat_counts, row_index
 from rpcrl.errors import BatchError
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
+    from rpcrl.batch.merging import MergeRule
 
 __all__ = ["DataProto", "DataProtoItem"]
 
 Keys = Sequence[str] | None
 
 
-class DataProto:
+class DataProto(BatchContent):
     """Rows of tensors and of Python values, and facts about all of them; see the module's docstring.
 
     ``batch`` has one batch dimension or is None. ``non_tensor_batch`` maps names to arrays (as a rule of
@@ -39,148 +36,10 @@ class DataProto:
     disagree on the rows.
     """
 
-    non_tensor_batch: dict[str, objects.ObjectColumn]
-    meta_info: dict[str, Any]
-    _rows: int
-    _tensors: dict[str, Any] | None
-    _tensordict: TensorDict | None
-    _device: Any
-
-    def __init__(
-        self,
-        batch: TensorDict | None = None,
-        non_tensor_batch: Mapping[str, Any] | None = None,
-        meta_info: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.batch = batch
-        self.non_tensor_batch = {key: objects.as_column(key, value) for key, value in (non_tensor_batch or {}).items()}
-        self.meta_info = meta.own(dict(meta_info or {}))
-        self.check_consistency()
-
-    # ── Making one ──────────────────────────────────────────────────────────────────────────────────────────
-
-    @classmethod
-    def from_dict(
-        cls,
-        tensors: Mapping[str, Any] | None = None,
-        non_tensors: Mapping[str, Any] | None = None,
-        meta_info: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Return a batch of the given columns; without tensors ``batch`` is None.
-
-        The caller's dicts are left as they are. Raises ``BatchError`` naming the first column and the one
-        that has another number of rows.
-        """
-        columns = {key: objects.as_column(key, value) for key, value in (non_tensors or {}).items()}
-        made = cls._make(0, dict(tensors) if tensors else None, columns, dict(meta_info or {}))
-        made._rows = made.check_consistency()
-        return made
-
-    @classmethod
-    def from_single_dict(cls, data: Mapping[str, Any], meta_info: Mapping[str, Any] | None = None) -> Self:
-        """Return a batch of one dict's columns: tensors go to ``batch``, arrays and lists to
-        ``non_tensor_batch``.
-        """
-        tensors = {key: value for key, value in data.items() if is_tensor(value)}
-        others = {key: value for key, value in data.items() if key not in tensors}
-        return cls.from_dict(tensors, others, meta_info)
-
-    @classmethod
-    def from_list(cls, rows: Sequence[Mapping[str, Any]], meta_info: Mapping[str, Any] | None = None) -> Self:
-        """Return a batch of one dict per row, all with the same keys.
-
-        Tensors of one shape are stacked, tensors that differ in one dimension become a jagged column, and
-        anything else becomes a column of Python values.
-        """
-        tensors, others = conversion.columns_of_rows(rows)
-        return cls.from_dict(tensors, others, meta_info)
-
-    @classmethod
-    def from_tensordict(cls, tensordict: TensorDict, meta_info: Mapping[str, Any] | None = None) -> Self:
-        """Return a batch of a TensorDict with one batch dimension.
-
-        A NonTensorStack becomes a column of Python values, a NonTensorData an entry of meta_info.
-        """
-        rows, tensors, others, facts = conversion.parts_of_tensordict(tensordict)
-        made = cls._make(rows, tensors, others, {**facts, **(meta_info or {})}, tensordict.device)
-        made.check_consistency()
-        return made
-
-    @classmethod
-    def _make(
-        cls,
-        rows: int,
-        tensors: dict[str, Any] | None,
-        non_tensors: dict[str, objects.ObjectColumn],
-        meta_info: Mapping[str, Any],
-        device: Any = None,
-    ) -> Self:
-        """Build without checks; the dicts of columns are taken over, meta_info is copied."""
-        made = cls.__new__(cls)
-        made._rows = rows
-        made._tensors = tensors
-        made._tensordict = None
-        made._device = device
-        made.non_tensor_batch = non_tensors
-        made.meta_info = meta.own(dict(meta_info))
-        return made
-
-    # ── Looking at it ───────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def batch(self) -> TensorDict | None:
-        """The tensor columns as a TensorDict of this batch's own, or None when there are none."""
-        if self._tensordict is None and self._tensors is not None:
-            from tensordict import TensorDict
-
-            self._tensordict = TensorDict(self._tensors, batch_size=[self._rows], device=self._device)
-            self._tensors = None
-        return self._tensordict
-
-    @batch.setter
-    def batch(self, value: TensorDict | None) -> None:
-        self._tensordict = None
-        self._tensors = None
-        self._rows = 0
-        self._device = None
-        if value is not None:
-            self._rows, self._tensors = conversion.columns_of_tensordict(value)
-            self._device = value.device
-
-    def _columns(self) -> dict[str, Any] | None:
-        """Return the tensor columns as a plain dict that the caller may not change."""
-        return self._tensors if self._tensordict is None else dict(self._tensordict.items())
-
-    def __len__(self) -> int:
-        if self._tensordict is not None:
-            return int(self._tensordict.batch_size[0])
-        if self._tensors is not None:
-            return self._rows
-        for column in self.non_tensor_batch.values():
-            return len(column)
-        return 0
-
-    def __contains__(self, key: object) -> bool:
-        """Tell whether there is a column of that name, tensor or not."""
-        return key in self.non_tensor_batch or key in (self._columns() or {})
-
     def __iter__(self) -> Iterator[DataProtoItem]:
         """Iterate over the rows."""
         for row in range(len(self)):
             yield self._item(row)
-
-    def __repr__(self) -> str:
-        return conversion.describe(self, self._columns(), long=False)
-
-    def get_data_info(self) -> str:
-        """Return a text of several lines with every column's type and shape and every key of meta_info."""
-        return conversion.describe(self, self._columns(), long=True)
-
-    def check_consistency(self) -> int:
-        """Return the number of rows; raises ``BatchError`` naming pivot and offender when columns disagree on
-        it.
-        """
-        return joining.count_rows(self._columns(), self.non_tensor_batch, len(self))
 
     # ── Rows ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -263,6 +122,31 @@ class DataProto:
         rows = self.check_consistency()
         return self._take(np.repeat(np.arange(rows, dtype=np.int64), repeat_counts(repeat_times, rows)))
 
+    def padding(self, padding_size: int, padding_candidate: str = "last") -> Self:
+        """Return the batch with ``padding_size`` copies of its last row appended, or of its ``first`` one."""
+        rows = self.check_consistency()
+        if padding_candidate not in ("first", "last") or padding_size < 0 or (padding_size and not rows):
+            raise BatchError(
+                f"cannot append {padding_size} copies of the {padding_candidate!r} row to {rows} rows; it is the "
+                "'first' or the 'last' row of a batch that has one, and 0 copies or more"
+            )
+        added = np.full(padding_size, 0 if padding_candidate == "first" else rows - 1, dtype=np.int64)
+        return self._take(np.concatenate([np.arange(rows, dtype=np.int64), added]))
+
+    def unfold_column_chunks(self, n_split: int, split_keys: Keys = None) -> Self:
+        """Return ``n_split`` rows for each row, row by row.
+
+        A column of ``split_keys`` (tensors or arrays, [N, L, …]) gives each of them its own part of dimension 1:
+        [N·n_split, L / n_split, …]. Every other column is repeated. Raises ``BatchError`` for an unknown name and
+        for an L that does not divide.
+        """
+        repeated = self.repeat(n_split)
+        columns, others = folding.column_chunks(self._columns(), self.non_tensor_batch, n_split, split_keys or ())
+        made = {**repeated._tensors, **columns} if repeated._tensors is not None else None
+        return self._make(
+            len(repeated), made, {**repeated.non_tensor_batch, **others}, self.meta_info, repeated._device
+        )
+
     def chunk(self, chunks: int, *, uneven: bool = False) -> list[Self]:
         """Return ``chunks`` parts in order, always that many.
 
@@ -282,21 +166,30 @@ class DataProto:
         return [self._cut(at, min(at + split_size, rows)) for at in range(0, max(rows, 1), split_size)]
 
     @staticmethod
-    def concat(data: Sequence[DataProto]) -> DataProto:
+    def concat(
+        data: Sequence[DataProto],
+        *,
+        merge: Mapping[str, MergeRule] | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> DataProto:
         """Return the rows of all parts in order, of the first part's type.
 
-        Parts have the same columns. meta_info must agree, except for ``metrics``, which are gathered into
-        lists. Raises ``BatchError`` naming part and key, else.
+        Parts have the same columns. meta_info must agree, except for ``metrics``, which are gathered into lists;
+        ``merge`` gives a rule for single fields: ``{"metrics.loss": "mean", "tokens": "sum"}`` (``first_equal``,
+        ``mean``, ``sum`` or ``list``), where a mean counts each part by its rows, or by ``weights``. Raises
+        ``BatchError`` naming part and key, else.
         """
         if not data:
             raise BatchError("nothing to concatenate: the list of batches is empty")
         for number, part in enumerate(data):
             if not isinstance(part, DataProto):
                 raise BatchError(f"concat: part {number} is of type {type(part).__name__}; expected a DataProto")
-        rows = sum(part.check_consistency() for part in data)
+        counts = [part.check_consistency() for part in data]
         columns, others = joining.concat([(part._columns(), part.non_tensor_batch) for part in data])
-        facts = meta.joined([part.meta_info for part in data])
-        return type(data[0])._make(rows, columns, others, facts, data[0]._device)
+        facts = meta.joined(
+            [part.meta_info for part in data], rules=merge, weights=counts if weights is None else weights
+        )
+        return type(data[0])._make(sum(counts), columns, others, facts, data[0]._device)
 
     def make_iterator(
         self,
@@ -331,15 +224,26 @@ class DataProto:
 
     # ── Columns ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def select(self, batch_keys: Keys = None, non_tensor_batch_keys: Keys = None, meta_info_keys: Keys = None) -> Self:
+    def select(
+        self,
+        batch_keys: Keys = None,
+        non_tensor_batch_keys: Keys = None,
+        meta_info_keys: Keys = None,
+        deepcopy: bool = False,
+    ) -> Self:
         """Return the named columns and facts of all rows; None keeps all. Raises ``BatchError`` for an
         unknown name.
+
+        With ``deepcopy`` the contents of columns and facts are the result's own too, tensors included.
         """
         columns = self._columns()
         if batch_keys is not None and (columns is not None or batch_keys):
             columns = joining.picked("tensor column", columns or {}, batch_keys)
         others = joining.picked("non-tensor column", self.non_tensor_batch, non_tensor_batch_keys)
         facts = joining.picked("meta_info", self.meta_info, meta_info_keys)
+        if deepcopy:
+            columns = None if columns is None else {key: column.clone() for key, column in columns.items()}
+            others, facts = copy.deepcopy((others, facts))
         return self._make(len(self), None if columns is None else dict(columns), others, facts, self._device)
 
     def pop(self, batch_keys: Keys = None, non_tensor_batch_keys: Keys = None, meta_info_keys: Keys = None) -> Self:
@@ -407,40 +311,3 @@ class DataProto:
 
         moved = tensors.move(columns, device)
         return self._make(len(self), moved, dict(self.non_tensor_batch), self.meta_info, device)
-
-    # ── Other forms ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def to_list(self) -> list[dict[str, Any]]:
-        """Return one dict per row with tensors (views) and Python values."""
-        return conversion.rows_of_columns(self._columns() or {}, self.non_tensor_batch, self.check_consistency())
-
-    def to_tensordict(self) -> TensorDict:
-        """Return one TensorDict: columns of Python values as NonTensorStack, facts as NonTensorData.
-
-        Raises ``BatchError`` when a name occurs twice among tensors, other columns and meta_info.
-        """
-        rows = self.check_consistency()
-        return conversion.tensordict_of(self._columns() or {}, self.non_tensor_batch, self.meta_info, rows)
-
-    def save_to_disk(self, path: str | Path) -> None:
-        """Write the batch into one file (safetensors; no pickle), or leave what was there on any error.
-
-        Python values may be None, bool, numbers, str, bytes, lists, tuples, dicts, arrays and tensors. Raises
-        ``BatchError`` naming the place of any other value.
-        """
-        from rpcrl.batch import storage
-
-        storage.save(Path(path), self._columns(), self.non_tensor_batch, self.meta_info, self.check_consistency())
-
-    @classmethod
-    def load_from_disk(cls, path: str | Path) -> Self:
-        """Return the batch that ``save_to_disk`` wrote; its tensors are on the CPU and its own.
-
-        Raises ``BatchError`` when the file is not such a batch or is damaged.
-        """
-        from rpcrl.batch import storage
-
-        rows, columns, others, facts = storage.load(Path(path))
-        made = cls._make(rows, columns, others, facts)
-        made.check_consistency()
-        return made

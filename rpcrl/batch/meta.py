@@ -1,7 +1,7 @@
 """How does meta_info go from a batch to its parts, and from parts to a batch?
 
 Parts get their own dicts and lists, so that writing into one never shows in another. ``metrics`` are gathered
-from all parts; everything else describes the batch as a whole and must agree.
+from all parts; everything else describes the batch as a whole and must agree, unless a rule says otherwise.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rpcrl.batch.compare import first_difference, shortened
+from rpcrl.batch.merging import MergeRule, merge_values
 from rpcrl.errors import BatchError
 
 __all__ = ["METRICS", "Meta", "joined", "own", "united"]
@@ -37,26 +38,40 @@ def own(value: Any, _made: dict[int, Any] | None = None) -> Any:
     return known
 
 
-def joined(metas: Sequence[Mapping[str, Any]]) -> Meta:
-    """Return the meta_info of parts put together, ``metrics`` as lists in the order of the parts.
+def joined(
+    metas: Sequence[Mapping[str, Any]],
+    *,
+    rules: Mapping[str, MergeRule] | None = None,
+    weights: Sequence[float] | None = None,
+) -> Meta:
+    """Return the meta_info of parts put together.
 
-    ``metrics`` of a part is a dict, a list of dicts, or None; a value that is a list already adds its
-    entries. Raises ``BatchError`` naming the key and the two parts when another key disagrees.
+    ``rules`` names how a field is merged: ``"loss_mask"`` for an entry of meta_info, ``"metrics.loss"`` for one of
+    ``metrics``, ``"metrics"`` for all of these. Without a rule, metrics become lists in the order of the parts, and
+    any other entry must be the same in all parts that have it. ``metrics`` of a part is a dict, a list of dicts, or
+    None; a value that is a list already adds its entries. ``weights`` are those of the parts in a mean. Raises
+    ``BatchError`` naming the field and the two parts when they should agree and do not.
     """
-    merged: Meta = {}
-    found_in: dict[str, int] = {}
-    metrics: dict[str, list[Any]] = {}
+    rules = rules or {}
+    found: dict[str, dict[int, list[Any]]] = {}
+    metrics: dict[str, dict[int, list[Any]]] = {}
     for part, meta in enumerate(metas):
         for key, value in meta.items():
             if key == METRICS:
                 _gather(metrics, value, part)
-            elif key in merged:
-                _check_equal(key, merged[key], value, f"part {found_in[key]}", f"part {part}")
             else:
-                merged[key] = own(value)
-                found_in[key] = part
+                found.setdefault(key, {})[part] = [value]
+    counts = [1.0] * len(metas) if weights is None else weights
+    merged: Meta = {
+        key: own(merge_values(f"meta_info[{key!r}]", rules.get(key, "first_equal"), values, counts))
+        for key, values in found.items()
+    }
     if any(METRICS in meta for meta in metas):
-        merged[METRICS] = metrics
+        every = rules.get(METRICS, "list")
+        merged[METRICS] = {
+            name: merge_values(f"metric {name!r}", rules.get(f"{METRICS}.{name}", every), values, counts)
+            for name, values in metrics.items()
+        }
     return merged
 
 
@@ -82,7 +97,7 @@ def _check_equal(key: str, left: Any, right: Any, here: str, there: str) -> None
         )
 
 
-def _gather(metrics: dict[str, list[Any]], value: Any, part: int) -> None:
+def _gather(metrics: dict[str, dict[int, list[Any]]], value: Any, part: int) -> None:
     for entry in value if isinstance(value, list) else [value]:
         if entry is None:
             continue
@@ -91,7 +106,7 @@ def _gather(metrics: dict[str, list[Any]], value: Any, part: int) -> None:
                 f"meta_info[{METRICS!r}] of part {part} is of type {type(entry).__name__}; expected a dict of numbers"
             )
         for name, number in entry.items():
-            kept = metrics.setdefault(name, [])
+            kept = metrics.setdefault(name, {}).setdefault(part, [])
             if isinstance(number, list):
                 kept.extend(number)
             else:

@@ -7,13 +7,16 @@ balanced chunks, so ``chunk`` and ``concat`` of this module serve it too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
 
-from rpcrl.batch.rows import bounds
+import numpy as np
+
+from rpcrl.batch.merging import MergeRule, merge_values
+from rpcrl.batch.rows import Index, bounds
 from rpcrl.errors import BatchError
 
-__all__ = ["Splittable", "bounds", "chunk", "concat", "is_splittable"]
+__all__ = ["Splittable", "bounds", "chunk", "concat", "cut", "is_splittable", "pad"]
 
 
 @runtime_checkable
@@ -53,9 +56,41 @@ def chunk(value: Any, parts: int, *, uneven: bool = False) -> list[Any]:
     return [_cut_tensordict(value, start, stop) for start, stop in bounds(len(value), parts, uneven=uneven)]
 
 
-def concat(parts: Sequence[Any]) -> Any:
-    """Return the rows of all parts in order; parts are of one type. Raises ``BatchError`` when they do not
-    fit.
+def cut(value: Any, start: int, stop: int) -> Any:
+    """Return rows ``start`` to ``stop`` of a batch, in a batch; of a user's own type by its slices."""
+    if _is_tensordict(value):
+        return _cut_tensordict(value, start, stop)
+    return value[start:stop]
+
+
+def pad(value: Any, num_rows: int) -> Any:
+    """Return a batch of ``num_rows`` rows: its own, and then its own again from the first on, over and over.
+
+    Raises ``BatchError`` for a batch without rows.
+    """
+    rows = len(value)
+    if not rows:
+        raise BatchError(f"a batch without rows cannot be padded to {num_rows}: there is no row to repeat")
+    if _is_tensordict(value):
+        return _take_tensordict(value, np.arange(num_rows, dtype=np.int64) % rows)
+    from rpcrl.batch.data_proto import DataProto
+
+    if isinstance(value, DataProto):  # keeps meta_info as it is, which concat would merge
+        return value.select_idxs(np.arange(num_rows, dtype=np.int64) % rows)
+    whole, left = divmod(num_rows, rows)
+    return concat([value] * whole + ([value[:left]] if left else []))
+
+
+def concat(
+    parts: Sequence[Any],
+    *,
+    merge: Mapping[str, MergeRule] | None = None,
+    weights: Sequence[float] | None = None,
+) -> Any:
+    """Return the rows of all parts in order; parts are of one type.
+
+    What is said of a part as a whole (meta_info; NonTensorData of a TensorDict) must agree, or is merged by the rule
+    for its name; see ``DataProto.concat``. Raises ``BatchError`` when parts do not fit.
     """
     if not parts:
         raise BatchError("nothing to concatenate: the list of batches is empty")
@@ -70,8 +105,17 @@ def concat(parts: Sequence[Any]) -> Any:
     if not _is_tensordict(first):
         if not isinstance(first, Splittable):
             raise _not_splittable(first)
+        from rpcrl.batch.data_proto import DataProto
+
+        if isinstance(first, DataProto):
+            return DataProto.concat(parts, merge=merge, weights=weights)
+        if merge:
+            raise BatchError(
+                f"the rules {dict(merge)} merge facts of a DataProto or a TensorDict; a {type(first).__name__} merges "
+                "its own in concat"
+            )
         return type(first).concat(parts)
-    return _concat_tensordicts(parts)
+    return _concat_tensordicts(parts, merge or {}, weights)
 
 
 def _not_splittable(value: object) -> BatchError:
@@ -96,19 +140,40 @@ def _cut_tensordict(value: Any, start: int, stop: int) -> Any:
     return TensorDict(columns, batch_size=[stop - start, *value.batch_size[1:]], device=value.device)
 
 
-def _concat_tensordicts(parts: Sequence[Any]) -> Any:
+def _take_tensordict(value: Any, index: Index) -> Any:
+    from tensordict import NonTensorData, TensorDict
+
+    from rpcrl.batch import tensors
+
+    entries = dict(value.items())
+    facts = {
+        key: NonTensorData(entry.data, batch_size=[len(index)])
+        for key, entry in entries.items()
+        if isinstance(entry, NonTensorData)
+    }
+    columns = tensors.take({key: entry for key, entry in entries.items() if key not in facts}, index)
+    made = {key: facts.get(key, columns.get(key)) for key in entries}
+    return TensorDict(made, batch_size=[len(index), *value.batch_size[1:]], device=value.device)
+
+
+def _concat_tensordicts(parts: Sequence[Any], merge: Mapping[str, MergeRule], weights: Sequence[float] | None) -> Any:
     from tensordict import NonTensorData, TensorDict
 
     from rpcrl.batch import joining, tensors
 
     columns = [dict(part.items()) for part in parts]
     joining.check_same_keys("entry", columns)
-    rows = sum(len(part) for part in parts)
+    counts = [len(part) for part in parts]
+    rows = sum(counts)
     shared: dict[tuple[int, ...], Any] = {}
     joined: dict[str, Any] = {}
-    for key, value in columns[0].items():
-        if isinstance(value, NonTensorData):  # said of the whole batch; the first part's counts
-            joined[key] = NonTensorData(value.data, batch_size=[rows])
+    for key in columns[0]:
+        entries = [part[key] for part in columns]
+        if all(isinstance(entry, NonTensorData) for entry in entries):  # said of the whole batch
+            said = {number: [entry.data] for number, entry in enumerate(entries)}
+            rule = merge.get(key, "first_equal")
+            fact = merge_values(f"entry {key!r}", rule, said, counts if weights is None else weights)
+            joined[key] = NonTensorData(fact, batch_size=[rows])
         else:
-            joined[key] = tensors.join(key, [part[key] for part in columns], shared)
+            joined[key] = tensors.join(key, entries, shared)
     return TensorDict(joined, batch_size=[rows, *parts[0].batch_size[1:]], device=parts[0].device)

@@ -20,7 +20,7 @@ import torch
 from rpcrl.batch.rows import Index
 from rpcrl.errors import BatchError
 
-__all__ = ["TensorColumns", "check", "cut", "describe", "jagged_parts", "join", "move", "stack", "take"]
+__all__ = ["TensorColumns", "check", "cut", "describe", "jagged_parts", "join", "move", "num_bytes", "stack", "take"]
 
 TensorColumns = dict[str, Any]
 """Columns by name: tensors, or nested TensorDicts, whose first dimension counts the rows."""
@@ -63,6 +63,20 @@ def describe(column: Any) -> str:
         sizes = ["*" if not isinstance(size, int) else str(size) for size in column.shape]
         return f"{dtype}[{', '.join(sizes)}] jagged"
     return f"{dtype}{list(column.shape)}"
+
+
+def num_bytes(columns: Mapping[str, Any]) -> int:
+    """Return the bytes of all columns: of a jagged one its values and offsets."""
+    total = 0
+    for column in columns.values():
+        if not isinstance(column, torch.Tensor):
+            total += num_bytes(dict(column.items()))
+        elif column.is_nested:
+            values, offsets, _, _ = jagged_parts(column)
+            total += values.nbytes + offsets.nbytes
+        else:
+            total += column.nbytes
+    return total
 
 
 def take(columns: Mapping[str, Any], index: Index) -> TensorColumns:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
-from rpcrl.dispatch.splitting import UnevenPolicy, chunk_all, concat_all
+from rpcrl.dispatch.splitting import Merge, UnevenPolicy, chunk_all, concat_all, merge_all
 from rpcrl.errors import DispatchError
 
 __all__ = [
@@ -52,6 +52,8 @@ class Dispatched:
     per_rank: Sequence[Arguments]
     num_padding: int = 0
     num_rows: int = 0
+    rows: tuple[int, ...] | None = None
+    """Rows of each rank's part that are no padding; None if the call is not split by rows."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,25 @@ class GroupShape(Protocol):
 
 @dataclass(frozen=True)
 class CallShape:
-    """The call that is being dispatched: for error texts, and the method's policy for uneven batches."""
+    """The call that is being dispatched or collected: its name for error texts, and what the method has chosen."""
 
     name: str
     uneven: UnevenPolicy = "pad"
     rank_zero: bool = False
+    merge: Merge | None = None
+    rows: tuple[int, ...] | None = None
+    """When collected: see ``Dispatched``."""
+    num_padding: int = 0
+
+    @property
+    def policy(self) -> UnevenPolicy:
+        """What happens to rows that do not divide: nothing is padded where padding would count in a figure."""
+        rules = (self.merge,) if isinstance(self.merge, str) else (self.merge or {}).values()
+        return "uneven" if self.uneven == "pad" and {"mean", "sum"} & set(rules) else self.uneven
+
+    def sent(self, dispatched: Dispatched) -> CallShape:
+        """Return the call as its results are collected."""
+        return replace(self, rows=dispatched.rows, num_padding=dispatched.num_padding)
 
 
 DispatchFn = Callable[[GroupShape, CallShape, Arguments], Dispatched]
@@ -196,8 +212,8 @@ def _chunked(call: CallShape, arguments: Arguments, num_parts: int) -> Dispatche
     names = list(arguments.kwargs)
     values = [*arguments.args, *arguments.kwargs.values()]
     labels = [f"argument {index}" for index in range(1, len(arguments.args) + 1)] + names
-    chunks, num_padding = chunk_all(values, labels, num_parts, policy=call.uneven, call=call.name)
-    count = len(arguments.args)
+    parts = chunk_all(values, labels, num_parts, policy=call.policy, call=call.name)
+    chunks, count = parts.columns, len(arguments.args)
     return Dispatched(
         [
             Arguments(
@@ -206,8 +222,9 @@ def _chunked(call: CallShape, arguments: Arguments, num_parts: int) -> Dispatche
             )
             for rank in range(num_parts)
         ],
-        num_padding,
-        num_rows=len(values[0]) + num_padding,
+        parts.num_padding,
+        num_rows=sum(parts.rows) + parts.num_padding,
+        rows=parts.rows,
     )
 
 
@@ -215,7 +232,8 @@ def _chunk_per_dp_rank(name: str) -> DispatchFn:
     def dispatch(group: GroupShape, call: CallShape, arguments: Arguments) -> Dispatched:
         mesh = group.mesh(name)
         chunked = _chunked(call, arguments, mesh.dp_size)
-        # The same object for all ranks of a dp rank, so that it is encoded once.
+        # The same object for all ranks of a dp rank, so that it is encoded once; ``rows`` stay those of the dp ranks,
+        # whose results are collected.
         return replace(chunked, per_rank=[chunked.per_rank[dp_rank] for dp_rank in mesh.dp_ranks])
 
     return dispatch
@@ -225,7 +243,7 @@ def _collect_dp_ranks(name: str) -> CollectFn:
     def collect(group: GroupShape, call: CallShape, outputs: list[Any]) -> Any:
         mesh = group.mesh(name)
         by_dp_rank = {mesh.dp_ranks[rank]: outputs[rank] for rank, counts in enumerate(mesh.collects) if counts}
-        return concat_all([by_dp_rank[dp_rank] for dp_rank in range(mesh.dp_size)], call=call.name)
+        return _collect_concat(group, call, [by_dp_rank[dp_rank] for dp_rank in range(mesh.dp_size)])
 
     return collect
 
@@ -244,7 +262,7 @@ def _chunk_without_padding(group: GroupShape, call: CallShape, arguments: Argume
 
 
 def _collect_list(group: GroupShape, call: CallShape, outputs: list[Any]) -> Any:
-    return outputs
+    return outputs if call.merge is None else merge_all(outputs, call.merge, rows=call.rows, call=call.name)
 
 
 def _collect_one(group: GroupShape, call: CallShape, outputs: list[Any]) -> Any:
@@ -252,7 +270,7 @@ def _collect_one(group: GroupShape, call: CallShape, outputs: list[Any]) -> Any:
 
 
 def _collect_concat(group: GroupShape, call: CallShape, outputs: list[Any]) -> Any:
-    return concat_all(outputs, call=call.name)
+    return concat_all(outputs, call=call.name, merge=call.merge, rows=call.rows, num_padding=call.num_padding)
 
 
 class _Modes(type):

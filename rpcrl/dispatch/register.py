@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar, cast, get_args, overload
 
+from rpcrl.batch.merging import check_rule
 from rpcrl.dispatch.mode import Dispatch, DispatchMode, Execute, custom_mode
-from rpcrl.dispatch.splitting import UnevenPolicy
-from rpcrl.errors import DispatchError, UsageError
+from rpcrl.dispatch.splitting import Merge, UnevenPolicy
+from rpcrl.errors import BatchError, DispatchError, UsageError
 
 __all__ = ["PLAIN", "Marker", "MethodSpec", "bind", "callable_method", "register", "registered_methods"]
 
@@ -30,6 +31,7 @@ class MethodSpec:
     concurrent: bool
     uneven: UnevenPolicy
     timeout_s: float | None
+    merge: Merge | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def register(
     concurrent: bool = ...,
     uneven: UnevenPolicy = ...,
     timeout_s: float | None = ...,
+    merge: Merge | None = ...,
 ) -> Marker[Any]: ...
 
 
@@ -70,6 +73,7 @@ def register(
     concurrent: bool = False,
     uneven: UnevenPolicy = "pad",
     timeout_s: float | None = None,
+    merge: Merge | None = None,
 ) -> Any:
     """Mark a method of a Worker as callable on a WorkerGroup.
 
@@ -78,6 +82,10 @@ def register(
     ``blocking``: False makes the plain call return a Future, as ``submit`` always does.
     ``concurrent``: the method may run beside other methods of its role (only for ``async def``).
     ``uneven``: what to do when the rows of a batch do not divide by the ranks.
+    ``merge``: how figures of the ranks become one: ``first_equal``, ``mean`` (weighted by each rank's rows), ``sum`` or
+    ``list``. One rule for all, or a dict by name: ``"metrics.loss"`` and ``"tokens"`` for metrics and meta_info of a
+    DataProto, keys of a dict that a mode with a list of results returns (the result is then one dict, not a list).
+    Where a rule is ``mean`` or ``sum``, ``uneven="pad"`` splits unevenly, so that padding counts in no figure.
     ``timeout_s``: deadline of a waiting call; None waits as long as the workers live.
 
     Raises DispatchError or UsageError for values that are none of these. The function itself is left as it is.
@@ -94,7 +102,20 @@ def register(
     rank_zero = execute_mode == Execute.RANK_ZERO or mode.rank_zero_only
     if rank_zero and mode.mesh_name is not None:
         raise DispatchError(f"{mode.name} runs on every rank of its mesh; it does not go with Execute.RANK_ZERO")
-    return Marker(MethodSpec(mode, rank_zero, blocking, concurrent, uneven, timeout_s))
+    if merge is not None:
+        _check_merge(merge, rank_zero=rank_zero, custom=isinstance(dispatch_mode, Mapping))
+    return Marker(MethodSpec(mode, rank_zero, blocking, concurrent, uneven, timeout_s, merge))
+
+
+def _check_merge(merge: Merge, *, rank_zero: bool, custom: bool) -> None:
+    if rank_zero or custom:
+        whose = "the result of rank 0" if rank_zero else "what its own collect_fn returns"
+        raise DispatchError(f"merge={merge!r} has nothing to merge: the method's result is {whose}")
+    try:
+        for name, rule in [("the result", merge)] if isinstance(merge, str) else merge.items():
+            check_rule(name, rule)
+    except BatchError as error:
+        raise DispatchError(str(error)) from None
 
 
 PLAIN = MethodSpec(Dispatch.ONE_TO_ALL, rank_zero=False, blocking=True, concurrent=False, uneven="pad", timeout_s=None)

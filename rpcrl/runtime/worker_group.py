@@ -227,7 +227,7 @@ class RemoteMethod(Generic[P, Value, Called]):
         self._worker_cls = worker_cls
         self._spec = spec
         self._mode = current(spec.dispatch_mode)
-        self._shape = CallShape(f"{role}.{name}", spec.uneven, spec.rank_zero)
+        self._shape = CallShape(f"{role}.{name}", spec.uneven, spec.rank_zero, spec.merge)
         self.__name__ = name
         self.__doc__ = getattr(worker_cls, name).__doc__
 
@@ -253,10 +253,10 @@ class RemoteMethod(Generic[P, Value, Called]):
         parts = self._encode(dispatched, snapshot=snapshot)
         pending = PendingReplies(self._describe(), range(len(parts)))
         controller.call(self._group.name, self._role, self.__name__, parts, pending)
-        num_padding, num_rows = dispatched.num_padding, dispatched.num_rows
+        num_padding, num_rows, sent = dispatched.num_padding, dispatched.num_rows, self._shape.sent(dispatched)
         return Future(
             pending,
-            lambda replies: self._unpad(self._collect(self._gather(replies)), num_padding, num_rows),
+            lambda replies: self._unpad(self._collect(self._gather(replies), sent), num_padding, num_rows),
             timeout_s=self._spec.timeout_s,
             cancel=controller.cancel,
         )
@@ -291,10 +291,10 @@ class RemoteMethod(Generic[P, Value, Called]):
         imports = self._group._shared.controller.imports
         return [decode(reply, imports=imports) for reply in replies]
 
-    def _collect(self, outputs: list[Any]) -> Any:
+    def _collect(self, outputs: list[Any], sent: CallShape) -> Any:
         if self._spec.rank_zero:
             return outputs[0]
-        return self._mode.collect(self._group, self._shape, outputs)
+        return self._mode.collect(self._group, sent, outputs)
 
     def _unpad(self, result: Any, num_padding: int, num_rows: int) -> Any:
         return unpad_result(result, num_padding, num_rows, call=self._shape.name)

@@ -16,6 +16,8 @@ def results(pool: ResourcePool, batch: DataProto) -> None:
     reveal_type(group.each([1, 2], name=("a", "b")))  # R: list[str]
     reveal_type(group.to_each([b"a"]))  # R: list[bytes]
     reveal_type(group.metrics(batch))  # R: list[dict[str, float]]
+    reveal_type(group.figures(batch))  # R: dict[str, float]
+    reveal_type(group.listed())  # R: Any
     reveal_type(group.score(batch))  # R: DataProto
     reveal_type(group.apply(keep, batch))  # R: DataProto
     reveal_type(group.over_mesh(batch=batch))  # R: DataProto

@@ -34,6 +34,14 @@ class Scorer(Worker):
     def metrics(self, batch: DataProto) -> dict[str, float]:
         return {"rows": len(batch)}
 
+    @register(Dispatch.DP_COMPUTE_METRIC, merge={"rows": "sum"})
+    def figures(self, batch: DataProto) -> dict[str, float]:
+        return {"rows": len(batch)}
+
+    @register(merge="list")
+    def listed(self) -> int:
+        return 1
+
     @register(Dispatch.DP_COMPUTE_PROTO, uneven="uneven")
     def score(self, batch: DataProto) -> DataProto:
         return batch

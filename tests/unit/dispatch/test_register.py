@@ -43,8 +43,8 @@ def test_bind_shows_the_signature():
 
 
 def test_wrong_settings_are_refused_when_the_class_is_defined():
-    with pytest.raises(DispatchError, match="uneven must be one of pad, uneven, error, got 'drop'"):
-        register(uneven="drop")  # type: ignore[call-overload]
+    with pytest.raises(DispatchError, match="uneven must be one of pad, uneven, drop, error, got 'discard'"):
+        register(uneven="discard")  # type: ignore[call-overload]
     with pytest.raises(DispatchError, match="execute_mode"):
         register(execute_mode="SOME")
     with pytest.raises(DispatchError, match="dispatch_mode"):
