@@ -3,7 +3,7 @@
 Every descendant of a run carries ``RPCRL_RUN_ID``, so whoever survives finds them in ``/proc/PID/environ`` and
 ends them; only processes of that one run are ever touched. A run directory (sockets) holds an owner file with the
 driver's pid and its start time: the agent and the driver remove the directory, and when all were killed together
-the next start does (``sweep_stale_runs``).
+the next start does (``sweep_stale_runs``). What the run had in /dev/shm carries its id and goes with the directory.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rpcrl.errors import UsageError
 
 __all__ = [
     "OWNER_FILE",
+    "SHARED_MEMORY",
     "RunOwner",
     "create_run_dir",
     "descendants",
@@ -34,7 +35,9 @@ __all__ = [
     "find_stale_runs",
     "machine_id",
     "remove_run_dir",
+    "remove_shared_memory",
     "run_parent",
+    "shared_memory_prefix",
     "start_ticks",
     "sweep_processes",
     "sweep_stale_runs",
@@ -43,6 +46,7 @@ __all__ = [
 OWNER_FILE = "owner.json"
 """Marks a directory as a run directory; without it nothing is ever removed."""
 
+SHARED_MEMORY = "/dev/shm"
 _PREFIX = "rpcrl-"
 _log = logging.getLogger(__name__)
 
@@ -245,6 +249,8 @@ def remove_run_dir(path: Path, *, keep: Iterable[Path] = ()) -> bool:
     """
     if path.is_symlink() or not (path / OWNER_FILE).is_file():
         return False
+    if (owner := _owner_of(path)) is not None:
+        remove_shared_memory(owner.run_id)
     kept = [other.resolve() for other in keep]
     _remove_below(path, kept)
     # The owner file goes last: a removal that was cut short can be taken up again.
@@ -276,6 +282,35 @@ def _remove_below(path: Path, kept: list[Path]) -> None:
                 shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
+
+
+def shared_memory_prefix(run_id: str) -> str:
+    """Return how the names of all files of a run in /dev/shm begin."""
+    return f"{_PREFIX}{run_id}-"
+
+
+def remove_shared_memory(run_id: str, tag: str | None = None) -> int:
+    """Remove a run's files in /dev/shm, or only those of the process with ``tag``; return how many there were.
+
+    Who has one mapped keeps what it sees.
+    """
+    if not run_id or "/" in run_id:
+        return 0
+    prefix = shared_memory_prefix(run_id) + (f"{tag}-" if tag is not None else "")
+    removed = 0
+    try:
+        names = os.listdir(SHARED_MEMORY)
+    except OSError:
+        return 0
+    for name in names:
+        if name.startswith(prefix):
+            try:
+                os.unlink(f"{SHARED_MEMORY}/{name}")
+            except OSError as error:  # another survivor was faster, or it is somebody else's
+                _log.debug("%s: %s", name, error)
+                continue
+            removed += 1
+    return removed
 
 
 def find_stale_runs(parent: Path) -> list[tuple[Path, RunOwner]]:
