@@ -23,13 +23,16 @@ __all__ = [
     "__version__",
     "mesh",
     "register",
+    "register_advantage",
     "register_codec",
     "register_dispatch_mode",
+    "register_policy_loss",
     "update_dispatch_mode",
 ]
 
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
+    from rpcrl.config.registry import register_advantage, register_policy_loss
     from rpcrl.dispatch.mode import Dispatch, Execute, mesh, register_dispatch_mode, update_dispatch_mode
     from rpcrl.dispatch.register import register
     from rpcrl.runtime.controller import Controller
@@ -53,8 +56,10 @@ else:
         "WorkerGroup": "rpcrl.runtime.worker_group",
         "mesh": "rpcrl.dispatch.mode",
         "register": "rpcrl.dispatch.register",
+        "register_advantage": "rpcrl.config.registry",
         "register_codec": "rpcrl.wire.codec",
         "register_dispatch_mode": "rpcrl.dispatch.mode",
+        "register_policy_loss": "rpcrl.config.registry",
         "update_dispatch_mode": "rpcrl.dispatch.mode",
     }
 

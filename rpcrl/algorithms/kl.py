@@ -5,13 +5,16 @@ The estimators are those of Schulman's note "Approximating KL Divergence" (2020)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from rpcrl.algorithms.masked import keep, masked_mean
 from rpcrl.errors import UsageError
 
-__all__ = ["KL_PENALTIES", "kl_in_reward", "kl_penalty"]
+__all__ = ["KL_PENALTIES", "AdaptiveKl", "FixedKl", "KlController", "kl_controller", "kl_in_reward", "kl_penalty"]
 
 KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 """Each also with a trailing ``+`` (see ``kl_penalty``)."""
@@ -69,3 +72,64 @@ def kl_in_reward(
     per_sequence = masked_mean(kl, response_mask, dim=-1)
     present = response_mask.bool().any(-1)
     return token_level_scores - kl_coef * kl, masked_mean(per_sequence, present)
+
+
+class KlController(Protocol):
+    """Chooses the weight of the KL in the reward."""
+
+    coefficient: float
+    """The weight of the next step."""
+
+    def update(self, mean_kl: float, samples: int) -> None:
+        """Hear the mean KL of a step of ``samples`` rows."""
+        ...
+
+
+@dataclass
+class FixedKl:
+    """The same weight in every step."""
+
+    coefficient: float
+
+    def update(self, mean_kl: float, samples: int) -> None:
+        """Change nothing."""
+
+
+@dataclass
+class AdaptiveKl:
+    """A weight that rises while the KL is above its target and falls while it is below.
+
+    After a step of n samples it is multiplied by 1 + clip(KL / target − 1, ±0.2) · n / horizon.
+    (Ziegler et al. 2019, section 2.2.) Raises UsageError for a horizon or a target that is not above 0.
+    """
+
+    coefficient: float
+    target: float
+    horizon: float
+
+    def __post_init__(self) -> None:
+        if self.target <= 0 or self.horizon <= 0:
+            raise UsageError(
+                f"kl_ctrl.target_kl={self.target} and kl_ctrl.horizon={self.horizon} must both be above 0: the KL is "
+                "divided by the one, and the samples by the other"
+            )
+
+    def update(self, mean_kl: float, samples: int) -> None:
+        """Move the weight by the step's mean KL."""
+        error = min(max(mean_kl / self.target - 1.0, -ADAPTIVE_LIMIT), ADAPTIVE_LIMIT)
+        self.coefficient *= 1.0 + error * samples / self.horizon
+
+
+ADAPTIVE_LIMIT = 0.2
+
+
+def kl_controller(kind: str, *, kl_coef: float, target_kl: float, horizon: float) -> KlController:
+    """Return the controller that ``algorithm.kl_ctrl`` describes; ``kind`` is ``fixed`` or ``adaptive``.
+
+    Raises UsageError for another kind.
+    """
+    if kind == "fixed":
+        return FixedKl(kl_coef)
+    if kind == "adaptive":
+        return AdaptiveKl(kl_coef, target_kl, horizon)
+    raise UsageError(f"kl_ctrl.type={kind!r} is not one of fixed, adaptive")

@@ -1,4 +1,4 @@
-"""Which loss moves the policy towards its better responses?
+"""Which loss moves the policy towards its better responses, and the critic towards what they were worth?
 
 A policy loss gets the micro-batch's ``[n, R]`` tensors, its settings and the counts of the whole mini-batch, and
 returns a scalar and metrics. Both scale alike: summed over micro-batches and averaged over dp ranks they are the
@@ -16,10 +16,10 @@ from torch import Tensor
 from rpcrl.algorithms.aggregate import LOSS_AGG_MODES, BatchCounts, agg_loss
 from rpcrl.algorithms.kl import LOG_RATIO_LIMIT
 from rpcrl.algorithms.masked import keep
-from rpcrl.algorithms.registry import Registry
+from rpcrl.config.registry import POLICY_LOSSES, register_policy_loss
 from rpcrl.errors import UsageError
 
-__all__ = ["PolicyLoss", "PolicyLossSettings", "get_policy_loss", "policy_loss", "register_policy_loss"]
+__all__ = ["PolicyLoss", "PolicyLossSettings", "get_policy_loss", "policy_loss", "value_loss"]
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class PolicyLossSettings:
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 """(old_log_prob, log_prob, advantages, response_mask, settings, counts, rollout_is_weights=None) → (loss, metrics)."""
 
-_LOSSES: Registry[PolicyLoss] = Registry("policy loss")
-register_policy_loss = _LOSSES.register
-
 
 def get_policy_loss(name: str) -> PolicyLoss:
-    """Return the loss registered as ``name`` (``actor.policy_loss.loss_mode``). Raises UsageError if unknown."""
-    return _LOSSES[name]
+    """Return the loss that ``actor.policy_loss.loss_mode`` names, by its name or import path.
+
+    Raises UsageError or ConfigError if there is none.
+    """
+    return POLICY_LOSSES[name]
 
 
 @register_policy_loss("vanilla")
@@ -83,7 +83,8 @@ def policy_loss(
     """Return PPO's clipped loss and its metrics; all inputs are ``[n, R]``.
 
     With ρ = π/π_old (log-ratio limited to ±20) a token's loss is max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), and for
-    A < 0 at most −A·c. (PPO, Schulman et al. 2017; dual clip, Ye et al. 2020; clip-higher, DAPO, Yu et al. 2025.)
+    A < 0 at most −A·c. (PPO, Schulman et al. 2017, equation 7; dual clip, Ye et al. 2020,
+    equation 5; clip-higher, DAPO, Yu et al. 2025, section 3.1.)
     Metrics, means over tokens: ``pg_clipfrac`` (the clip was active), ``pg_clipfrac_lower`` (the dual clip was),
     ``ppo_kl`` (−log ρ).
     """
@@ -106,4 +107,34 @@ def policy_loss(
             "ppo_kl": -log_ratio,
         }
         metrics = {name: agg_loss(value, response_mask, "token-mean", counts) for name, value in fractions.items()}
+    return loss, metrics
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    response_mask: Tensor,
+    counts: BatchCounts,
+    *,
+    cliprange_value: float = 0.5,
+    loss_agg_mode: str = "token-mean",
+    loss_scale_factor: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the critic's clipped loss and its metrics; all inputs are ``[n, R]``.
+
+    A token's loss is ½·max((V − ret)², (clip(V, V_old ± cliprange_value) − ret)²): a value gains nothing by moving
+    further than the range from what it was when the samples were drawn. (Schulman et al. 2016; in this form in
+    OpenAI's baselines, see Huang et al. 2022, "The 37 Implementation Details of PPO", detail 9.)
+    Metrics, means over tokens: ``vf_clipfrac`` (the clipped term was the larger one), ``vpred_mean``.
+    """
+    new = keep(values, response_mask)
+    old, target = keep(old_values, response_mask), keep(returns, response_mask)
+    clipped = torch.clamp(new, old - cliprange_value, old + cliprange_value)
+    plain_loss, clipped_loss = (new - target).square(), (clipped - target).square()
+    losses = 0.5 * torch.maximum(plain_loss, clipped_loss)
+    loss = agg_loss(losses, response_mask, loss_agg_mode, counts, loss_scale_factor=loss_scale_factor)
+    with torch.no_grad():
+        figures = {"vf_clipfrac": (clipped_loss > plain_loss).to(losses.dtype), "vpred_mean": new}
+        metrics = {name: agg_loss(value, response_mask, "token-mean", counts) for name, value in figures.items()}
     return loss, metrics

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rpcrl.config.account import replica_devices
 from rpcrl.config.keys import settings, short_key
-from rpcrl.config.rules import ROLLOUT
+from rpcrl.config.rule import ROLLOUT
 from rpcrl.config.run import RunConfig
 from rpcrl.errors import Violation
 

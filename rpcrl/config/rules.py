@@ -7,7 +7,7 @@ rule is skipped when one of the settings that it reads could not be read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from rpcrl.config.account import (
@@ -16,51 +16,38 @@ from rpcrl.config.account import (
     rollout_devices,
     trainer_devices,
 )
+from rpcrl.config.algorithm_rules import ALGORITHM_RULES
 from rpcrl.config.remedy_numbers import divisors_beside, near, or_
+from rpcrl.config.rule import (
+    ACTOR,
+    BACKEND,
+    BATCH,
+    MICRO_BATCH,
+    MINI_BATCH,
+    MODE,
+    ROLLOUT,
+    SAMPLES,
+    SYNC_STEP,
+    TP,
+    WORLD,
+    RuleList,
+)
 from rpcrl.config.run import BUILT_IN_TASK, GSM8K_PREFIX, PROMPT_SUFFIXES, RunConfig
 from rpcrl.errors import Violation
 
-__all__ = ["ADV_ESTIMATORS", "BACKENDS", "KL_TYPES", "LOSS_AGG_MODES", "check"]
+__all__ = ["BACKENDS", "check"]
 
-ADV_ESTIMATORS = ("grpo",)
-VERL_ADV_ESTIMATORS = (
-    "gae", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "opo",
-    "grpo_passk", "gpg", "rloo_vectorized", "grpo_vectorized", "gdpo", "optimal_token_baseline",
-)  # fmt: skip
-LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
-KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
-"""Each also with a trailing ``+``: its value with the gradient of k2."""
 BACKENDS = ("naive", "broadcast", "nccl")
 VERL_BACKENDS = ("hccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")
 
-ACTOR = "actor_rollout_ref.actor"
-ROLLOUT = "actor_rollout_ref.rollout"
-MODE = "trainer.mode"
-WORLD = ("trainer.nnodes", "trainer.n_gpus_per_node")
-BATCH = "data.train_batch_size"
-MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
-MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
-SAMPLES = f"{ROLLOUT}.n"
-TP = f"{ROLLOUT}.tensor_model_parallel_size"
-SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"
-BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
-
-Rule = Callable[[RunConfig], Iterator[Violation]]
-_RULES: list[tuple[tuple[str, ...], Rule]] = []
-
-
-def _rule(*reads: str) -> Callable[[Rule], Rule]:
-    def keep(function: Rule) -> Rule:
-        _RULES.append((reads, function))
-        return function
-
-    return keep
+_RULES = RuleList()
+_rule = _RULES.rule
 
 
 def check(config: RunConfig, *, unread: Collection[str] = ()) -> list[Violation]:
     """Return every broken rule; rules that read a setting of ``unread`` are skipped."""
     found: list[Violation] = []
-    for reads, rule in _RULES:
+    for reads, rule in (*_RULES, *ALGORITHM_RULES):
         if not any(key in unread for key in reads):
             found.extend(rule(config))
     return found
@@ -282,25 +269,6 @@ def _validation_samples(config: RunConfig) -> Iterator[Violation]:
         )
 
 
-@_rule(f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_c")
-def _clip_ranges(config: RunConfig) -> Iterator[Violation]:
-    actor = config.actor_rollout_ref.actor
-    name = "clip_ratio" if actor.clip_ratio_low is None else "clip_ratio_low"
-    low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
-    if low >= 1:
-        yield Violation(
-            f"{ACTOR}.{name}",
-            f"the ratio is kept above 1 - {name} = 1 - {low:g} = {1 - low:g}, and a ratio is never below 0",
-            (f"set actor.{name} below 1, e.g. actor.{name}=0.2",),
-        )
-    if actor.clip_ratio_c <= 1:
-        yield Violation(
-            f"{ACTOR}.clip_ratio_c",
-            f"the dual clip bounds ratios from above 1, so clip_ratio_c must be > 1, not {actor.clip_ratio_c:g}",
-            ("set actor.clip_ratio_c=3.0",),
-        )
-
-
 @_rule(f"{ACTOR}.optim.betas")
 def _betas(config: RunConfig) -> Iterator[Violation]:
     betas = config.actor_rollout_ref.actor.optim.betas
@@ -309,32 +277,6 @@ def _betas(config: RunConfig) -> Iterator[Violation]:
             f"{ACTOR}.optim.betas",
             f"each of {list(betas)} must be in [0, 1)",
             ("set actor.optim.betas=[0.9,0.99]",),
-        )
-
-
-@_rule(f"{ACTOR}.loss_agg_mode", f"{ACTOR}.kl_loss_type", "algorithm.kl_penalty", "algorithm.adv_estimator")
-def _names_are_known(config: RunConfig) -> Iterator[Violation]:
-    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
-    if actor.loss_agg_mode not in LOSS_AGG_MODES:
-        yield Violation(
-            f"{ACTOR}.loss_agg_mode",
-            f"{actor.loss_agg_mode!r} is not one of {or_(LOSS_AGG_MODES)}",
-            ("set actor.loss_agg_mode=token-mean",),
-        )
-    for key, kind in (
-        (f"{ACTOR}.kl_loss_type", actor.kl_loss_type),
-        ("algorithm.kl_penalty", algorithm.kl_penalty),
-    ):
-        if kind.removesuffix("+") not in KL_TYPES:
-            yield Violation(
-                key, f"{kind!r} is not one of {or_(KL_TYPES)}, each also with '+'", (f"set {key}=low_var_kl",)
-            )
-    if algorithm.adv_estimator not in ADV_ESTIMATORS:
-        known = "is not in this version" if algorithm.adv_estimator in VERL_ADV_ESTIMATORS else "is unknown"
-        yield Violation(
-            "algorithm.adv_estimator",
-            f"{algorithm.adv_estimator!r} {known} (known: {or_(ADV_ESTIMATORS)})",
-            ("set algorithm.adv_estimator=grpo",),
         )
 
 
@@ -406,30 +348,6 @@ def _files_and_functions(config: RunConfig) -> Iterator[Violation]:
                 f"{path!r} is neither a {', '.join(PROMPT_SUFFIXES)} file nor the built-in task sort_digits",
                 (f"name a file of rows: {key}=rows.jsonl", f"or take the built-in task: {key}={BUILT_IN_TASK}"),
             )
-
-
-@_rule("algorithm.adv_estimator", "algorithm.gamma", "algorithm.lam")
-def _grpo_discounts_nothing(config: RunConfig) -> Iterator[Violation]:
-    algorithm = config.algorithm
-    for name, value in (("gamma", algorithm.gamma), ("lam", algorithm.lam)):
-        if value != 1.0:
-            yield Violation(
-                f"algorithm.{name}",
-                f"{name}={value:g} would change nothing: {algorithm.adv_estimator} gives every token of a response the "
-                "same advantage and discounts none",
-                (f"set algorithm.{name}=1.0, or leave the key out",),
-            )
-
-
-@_rule(f"{ROLLOUT}.calculate_log_probs", "algorithm.recompute_old_log_prob")
-def _old_log_probs_come_from_somewhere(config: RunConfig) -> Iterator[Violation]:
-    if not config.actor_rollout_ref.rollout.calculate_log_probs and not config.algorithm.recompute_old_log_prob:
-        yield Violation(
-            f"{ROLLOUT}.calculate_log_probs",
-            "the old log-probs are the sampler's (algorithm.recompute_old_log_prob=false), and with "
-            "calculate_log_probs=false the sampler returns none",
-            ("set rollout.calculate_log_probs=true", "or set algorithm.recompute_old_log_prob=true"),
-        )
 
 
 @_rule("trainer.project_name", "trainer.experiment_name")

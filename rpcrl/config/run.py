@@ -23,6 +23,7 @@ __all__ = [
     "KlCtrl",
     "Model",
     "Optim",
+    "PolicyLoss",
     "Ref",
     "Reward",
     "RewardModel",
@@ -110,6 +111,14 @@ class Optim(Section):
     weight_decay: NotNegative = _setting(0.0, "AdamW weight decay")
 
 
+class PolicyLoss(Section):
+    """Which loss the policy is trained by."""
+
+    loss_mode: Text = _setting(
+        "vanilla", "PPO's clipped loss, or one of yours: its name, file.py:function or module:function"
+    )
+
+
 class Actor(Section):
     """The policy's training: mini-batches, loss, optimizer."""
 
@@ -122,7 +131,11 @@ class Actor(Section):
     clip_ratio_low: Positive | None = _setting(None, "Clip range below 1; null takes clip_ratio")
     clip_ratio_high: Positive | None = _setting(None, "Clip range above 1; null takes clip_ratio")
     clip_ratio_c: float = _setting(3.0, "Dual-clip bound of the ratio for negative advantages, above 1")
+    policy_loss: PolicyLoss = PolicyLoss()
     loss_agg_mode: Text = _setting("token-mean", "How token losses become one number")
+    loss_scale_factor: Positive | None = _setting(
+        None, "Divisor of loss_agg_mode=seq-mean-token-sum-norm; null takes max_response_length"
+    )
     entropy_coeff: NotNegative = _setting(0.0, "Weight of the entropy bonus")
     use_kl_loss: bool = _setting(False, "Add the KL to the reference policy to the loss")
     kl_loss_coef: NotNegative = _setting(0.001, "Weight of that KL")
@@ -192,13 +205,20 @@ class ActorRolloutRef(Section):
 class KlCtrl(Section):
     """Weight of the KL that is taken off the reward."""
 
-    kl_coef: NotNegative = _setting(0.001, "Weight of the KL when use_kl_in_reward is true")
+    type: Literal["fixed", "adaptive"] = _setting("fixed", "Keep the weight, or move it with the KL")
+    kl_coef: NotNegative = _setting(0.001, "Weight of the KL when use_kl_in_reward is true; at the start, if adaptive")
+    horizon: Positive = _setting(10_000.0, "Adaptive: samples after which the weight has moved by up to a fifth")
+    target_kl: Positive = _setting(0.1, "Adaptive: the mean KL that the weight aims at")
 
 
 class Algorithm(Section):
     """From rewards to advantages."""
 
-    adv_estimator: Text = _setting("grpo", "Advantage estimator")
+    adv_estimator: Text = _setting(
+        "grpo",
+        "gae, grpo, dr_grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, or one of yours: its name, "
+        "file.py:function or module:function",
+    )
     norm_adv_by_std_in_grpo: bool = _setting(True, "Divide a group's advantages by its standard deviation")
     use_kl_in_reward: bool = _setting(False, "Take the KL to the reference policy off the reward")
     kl_penalty: Text = _setting("kl", "Estimator of that KL")

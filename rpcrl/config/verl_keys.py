@@ -135,10 +135,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     f"{_ACTOR}.entropy_checkpointing": _OFF,
     f"{_ACTOR}.entropy_from_logits_with_chunking": _OFF,
     f"{_ACTOR}.shuffle": Unsupported("mini-batches are taken in order", same_as_ours=(False,)),
-    f"{_ACTOR}.policy_loss": Unsupported("the policy loss of this version is the clipped one"),
-    f"{_ACTOR}.policy_loss.loss_mode": Unsupported(
-        "the policy loss of this version is the clipped one", same_as_ours=("vanilla",)
-    ),
+    f"{_ACTOR}.policy_loss": Unsupported("it belongs to a policy loss that is not in this version"),
     f"{_ACTOR}.checkpoint": Unsupported(
         "a checkpoint always holds model, optimizer and run state, and a Hugging Face export"
     ),
@@ -215,9 +212,6 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
         "write the rows to a .jsonl file: data.train_files=rows.jsonl",
     ),
     "data.sampler": Unsupported("prompts are drawn in a seeded random order"),
-    "algorithm.kl_ctrl.type": Unsupported("the KL weight is fixed", same_as_ours=("fixed",)),
-    "algorithm.kl_ctrl.horizon": Unsupported("the KL weight is fixed", "set algorithm.kl_ctrl.kl_coef"),
-    "algorithm.kl_ctrl.target_kl": Unsupported("the KL weight is fixed", "set algorithm.kl_ctrl.kl_coef"),
     "algorithm.use_pf_ppo": _OFF,
     "algorithm.pf_ppo": Unsupported("not in this version"),
     "algorithm.filter_groups": Unsupported("groups without a reward difference are kept in this version"),

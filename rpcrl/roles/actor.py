@@ -33,9 +33,11 @@ def actor_loss(config: Actor) -> ActorLoss:
         clip_ratio_high=config.clip_ratio_high,
         clip_ratio_c=config.clip_ratio_c,
         loss_agg_mode=config.loss_agg_mode,
+        loss_scale_factor=config.loss_scale_factor,
     )
     return ActorLoss(
         settings=settings,
+        loss_mode=config.policy_loss.loss_mode,
         entropy_coeff=config.entropy_coeff,
         use_kl_loss=config.use_kl_loss,
         kl_loss_coef=config.kl_loss_coef,

@@ -24,6 +24,7 @@ from rpcrl.trainer.run_directory import RunDirectory, write_atomically
 from rpcrl.trainer.totals import Totals
 
 if TYPE_CHECKING:
+    from rpcrl.algorithms.kl import KlController
     from rpcrl.config.run import RunConfig
     from rpcrl.runtime.controller import Controller
     from rpcrl.trainer.steps import Sampling
@@ -59,6 +60,7 @@ class Trainer:
         self.groups: RoleGroups
         self.run: RunDirectory
         self.tokenizer: Any = None
+        self.kl: KlController | None = None
         self.train: Any = None
         self.heldout: Any = None
         self.weight_version = 0
@@ -275,11 +277,17 @@ class Trainer:
     def _load_driver(self, model_path: str) -> None:
         import torch
 
+        from rpcrl.algorithms.kl import kl_controller
         from rpcrl.engines.hf_model import load_tokenizer
         from rpcrl.trainer.sources import open_heldout, open_training
 
         torch.set_num_threads(1)
         self.tokenizer = load_tokenizer(model_path)
+        if self.config.algorithm.use_kl_in_reward:
+            control = self.config.algorithm.kl_ctrl
+            self.kl = kl_controller(
+                control.type, kl_coef=control.kl_coef, target_kl=control.target_kl, horizon=control.horizon
+            )
         self.train = open_training(self.config, self._prompts, self.tokenizer)
         self.heldout = open_heldout(self.config, self._prompts, self.tokenizer)
 
@@ -292,6 +300,8 @@ class Trainer:
         self.groups.actor.load_checkpoint(str(directory), manifest.ranks["actor"])
         self.start_step = manifest.step
         self.weight_version = manifest.weight_version
+        if self.kl is not None and manifest.kl_coef is not None:
+            self.kl.coefficient = manifest.kl_coef
         self.totals = Totals.from_json(manifest.totals)
         self._earlier_wall_s = self.totals.wall_s
 
@@ -391,6 +401,7 @@ class Trainer:
             weight_version=self.weight_version,
             data=self.train.state(),
             totals=self.totals.to_json(),
+            kl_coef=None if self.kl is None else self.kl.coefficient,
             settings=deciding_settings(self.config),
         )
 

@@ -56,6 +56,8 @@ class Manifest:
     """Position of the training data."""
     totals: dict[str, Any] = field(default_factory=dict)
     """Running totals of the run (seconds, tokens, syncs), so that the summary covers all of it."""
+    kl_coef: float | None = None
+    """Weight that the next step's KL has in the reward; None in a run without one."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Those that decide the run; see ``rpcrl.trainer.resume``."""
     format: int = FORMAT

@@ -65,7 +65,7 @@ class ColocateTrainer(Trainer):
             with timer("ref"):
                 batch = steps.ref_log_prob(self.groups.reference, batch)
         with timer("adv"):
-            batch, more = steps.advantage(batch, algorithm)
+            batch, more = steps.advantage(batch, algorithm, kl=self.kl)
         return batch, {**metrics, **more}
 
     def reward(self, batch: DataProto) -> DataProto:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rpcrl.config.account import account, needs_reference
+from rpcrl.config.registry import POLICY_LOSSES
 from rpcrl.env import THREAD_VARIABLES
 from rpcrl.topology import ResourcePool
 
 if TYPE_CHECKING:
-    from rpcrl.config.run import RunConfig
+    from rpcrl.config.run import ActorRolloutRef, RunConfig
     from rpcrl.runtime.controller import Controller
 
 __all__ = ["GroupStart", "RoleGroups", "resolve_device"]
@@ -46,6 +47,13 @@ def resolve_device(config: RunConfig) -> str:
     import torch
 
     return "cuda" if torch.cuda.device_count() >= config.trainer.n_gpus_per_node else "cpu"
+
+
+def _portable(roles: ActorRolloutRef) -> ActorRolloutRef:
+    """Name a policy loss that was registered in this process by its import path, for the workers to find it."""
+    chosen = roles.actor.policy_loss
+    chosen = chosen.model_copy(update={"loss_mode": POLICY_LOSSES.portable(chosen.loss_mode)})
+    return roles.model_copy(update={"actor": roles.actor.model_copy(update={"policy_loss": chosen})})
 
 
 class GroupStart:
@@ -82,7 +90,7 @@ class GroupStart:
         from rpcrl.roles.rollout import RolloutWorker
         from rpcrl.runtime.worker_group import ClassWithInitArgs, WorkerGroup
 
-        trainer, roles = self._config.trainer, self._config.actor_rollout_ref
+        trainer, roles = self._config.trainer, _portable(self._config.actor_rollout_ref)
         pool = ResourcePool(
             self._processes("global_pool"),
             max_colocate_count=trainer.max_colocate_count,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rpcrl.config.registry import ADVANTAGES, POLICY_LOSSES
 from rpcrl.engines.hf_model import tokenizer_folder
 from rpcrl.errors import BatchError, ConfigError, UsageError, Violation
 from rpcrl.tasks.built_in import BUILT_IN_TASKS
@@ -46,7 +47,7 @@ def model_folder(config: RunConfig) -> Path:
 
 def source_checks(config: RunConfig, *, heldout_needed: bool = False) -> list[Violation]:
     """Return everything that is wrong with the model, the reward function and the prompts; starts no process."""
-    violations = list(_model_violations(config))
+    violations = [*_model_violations(config), *_function_violations(config)]
     scored_by_a_model = config.reward.reward_model.enable and config.reward.fn is None
     checks: tuple[Callable[[RunConfig], object], ...] = (
         lambda config: open_prompts(config, heldout_needed=heldout_needed),
@@ -83,6 +84,19 @@ def _model_violations(config: RunConfig) -> Iterator[Violation]:
             f"{data.max_prompt_length}",
             (f"set data.max_prompt_length={task.max_prompt_tokens}",),
         )
+
+
+def _function_violations(config: RunConfig) -> Iterator[Violation]:
+    """Yield what is wrong with an estimator or a loss that is named by its import path."""
+    for registry, name in (
+        (ADVANTAGES, config.algorithm.adv_estimator),
+        (POLICY_LOSSES, config.actor_rollout_ref.actor.policy_loss.loss_mode),
+    ):
+        if ":" in name:
+            try:
+                registry[name]
+            except ConfigError as error:
+                yield from error.violations
 
 
 def reward_function(config: RunConfig) -> str:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from rpcrl.algorithms.advantages import get_advantage
+from rpcrl.algorithms.advantages import estimate_advantages, get_advantage
 from rpcrl.algorithms.aggregate import BatchCounts
-from rpcrl.algorithms.kl import kl_in_reward
+from rpcrl.algorithms.kl import FixedKl, KlController, kl_in_reward
 from rpcrl.batch.data_proto import DataProto
 from rpcrl.errors import BatchError
 from rpcrl.trainer.metrics import reduce_metrics, tensors_of
@@ -166,17 +166,22 @@ def ref_log_prob(reference: Any, batch: DataProto) -> DataProto:
     return batch.union(scored.select(batch_keys=["ref_log_prob"]))
 
 
-def advantage(batch: DataProto, algorithm: Algorithm) -> tuple[DataProto, dict[str, float]]:
+def advantage(
+    batch: DataProto, algorithm: Algorithm, *, kl: KlController | None = None
+) -> tuple[DataProto, dict[str, float]]:
     """Add ``token_level_rewards``, ``advantages`` and ``returns``, each [N, R]; runs on the driver.
 
-    With ``use_kl_in_reward`` the KL to the reference is taken off the scores first, and its mean is reported.
+    With ``use_kl_in_reward`` the KL to the reference is taken off the scores first, and its mean is reported; ``kl``
+    gives it its weight and hears of the mean (None: the weight of the configuration). The estimator may read every
+    column of the batch. Raises UsageError when it needs one that is not there.
     """
     columns = tensors_of(batch)
     mask = columns["response_mask"]
     metrics: dict[str, float] = {}
     rewards = columns["token_level_scores"]
     if algorithm.use_kl_in_reward:
-        coefficient = algorithm.kl_ctrl.kl_coef
+        kl = kl or FixedKl(algorithm.kl_ctrl.kl_coef)
+        coefficient = kl.coefficient
         rewards, mean_kl = kl_in_reward(
             rewards,
             columns["old_log_probs"],
@@ -186,12 +191,17 @@ def advantage(batch: DataProto, algorithm: Algorithm) -> tuple[DataProto, dict[s
             kind=algorithm.kl_penalty,
         )
         metrics = {"actor/reward_kl_penalty": float(mean_kl), "actor/reward_kl_penalty_coeff": coefficient}
-    estimate = get_advantage(algorithm.adv_estimator)
-    advantages, returns = estimate(
-        rewards,
-        mask,
-        batch.non_tensor_batch["uid"],
-        norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+        kl.update(float(mean_kl), len(batch))
+    advantages, returns = estimate_advantages(
+        get_advantage(algorithm.adv_estimator),
+        {
+            **batch.non_tensor_batch,
+            **columns,
+            "token_level_rewards": rewards,
+            "gamma": algorithm.gamma,
+            "lam": algorithm.lam,
+            "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
+        },
     )
     added = {"token_level_rewards": rewards.clone(), "advantages": advantages, "returns": returns}
     return batch.union(DataProto.from_dict(tensors=added)), metrics

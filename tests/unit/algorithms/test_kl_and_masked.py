@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rpcrl.algorithms.kl import kl_in_reward, kl_penalty
+from rpcrl.algorithms.kl import kl_controller, kl_in_reward, kl_penalty
 from rpcrl.algorithms.logits import entropy_from_logits, log_prob_and_entropy
 from rpcrl.algorithms.masked import masked_mean, masked_sum, masked_var, masked_whiten
 from rpcrl.errors import UsageError
@@ -101,3 +101,32 @@ def test_masks_of_none_or_one_give_zeros(count: int) -> None:
     assert float(masked_mean(values, mask)) == 3.0 * count
     assert float(masked_var(values, mask)) == 0.0
     assert masked_whiten(values, mask).tolist() == [0.0, 0.0]
+
+
+def adaptive(**changes: float):
+    return kl_controller("adaptive", **{"kl_coef": 0.2, "target_kl": 6.0, "horizon": 10_000.0, **changes})
+
+
+def test_a_fixed_weight_stays() -> None:
+    fixed = kl_controller("fixed", kl_coef=0.2, target_kl=6.0, horizon=10.0)
+    fixed.update(100.0, 256)
+    assert fixed.coefficient == 0.2
+
+
+@pytest.mark.parametrize(
+    ("mean_kl", "error"), [(6.0, 0.0), (6.6, 0.1), (5.7, -0.05), (60.0, 0.2), (0.0, -0.2), (-3.0, -0.2)]
+)
+def test_an_adaptive_weight_follows_the_papers_rule(mean_kl: float, error: float) -> None:
+    control = adaptive()
+    control.update(mean_kl, 256)
+    assert control.coefficient == pytest.approx(0.2 * (1 + error * 256 / 10_000))
+    control.update(mean_kl, 64)
+    assert control.coefficient == pytest.approx(0.2 * (1 + error * 256 / 10_000) * (1 + error * 64 / 10_000))
+
+
+def test_controllers_without_a_target_or_a_horizon_are_refused() -> None:
+    for changes in ({"target_kl": 0.0}, {"horizon": 0.0}):
+        with pytest.raises(UsageError, match="must both be above 0"):
+            adaptive(**changes)
+    with pytest.raises(UsageError, match=r"kl_ctrl\.type='linear' is not one of fixed, adaptive"):
+        kl_controller("linear", kl_coef=0.2, target_kl=6.0, horizon=10.0)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rpcrl.config.account import ACCOUNT_KEYS, Account, account, account_json
 from rpcrl.config.load import load, read
+from rpcrl.config.registry import ADVANTAGES, register_advantage
 from rpcrl.config.run import RunConfig
 from rpcrl.errors import Violation
 
@@ -205,15 +206,39 @@ def test_p96_the_rules_hold_under_python_o_too() -> None:
         (("actor.optim.betas=[0.9,1]",), None, "actor_rollout_ref.actor.optim.betas", "[0, 1)"),
         (("actor.loss_agg_mode=mean",), None, "actor_rollout_ref.actor.loss_agg_mode", "token-mean"),
         (("actor.kl_loss_type=k9",), None, "actor_rollout_ref.actor.kl_loss_type", "low_var_kl"),
-        (("algorithm.adv_estimator=gae",), None, "algorithm.adv_estimator", "not in this version"),
-        (("algorithm.adv_estimator=grop",), None, "algorithm.adv_estimator", "is unknown"),
+        (("algorithm.adv_estimator=remax",), None, "algorithm.adv_estimator", "not in this version"),
+        (
+            ("actor.policy_loss.loss_mode=gspo",),
+            None,
+            "actor_rollout_ref.actor.policy_loss.loss_mode",
+            "'gspo' is not in this version (known: vanilla, and yours as 'module:function')",
+        ),
+        (
+            ("actor.loss_scale_factor=8",),
+            None,
+            "actor_rollout_ref.actor.loss_scale_factor",
+            "8 would change nothing: it divides the loss of loss_agg_mode=seq-mean-token-sum-norm only, not of token",
+        ),
+        (
+            ("algorithm.adv_estimator=rloo", "algorithm.norm_adv_by_std_in_grpo=false"),
+            None,
+            "algorithm.norm_adv_by_std_in_grpo",
+            "norm_adv_by_std_in_grpo=false would change nothing: rloo divides by no deviation of a group",
+        ),
+        (
+            ("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=51"),
+            None,
+            "algorithm.kl_ctrl.horizon",
+            "B x n = 256 samples may change the KL weight by 0.2 x 256 / 51 of itself",
+        ),
+        (("algorithm.adv_estimator=grop",), None, "algorithm.adv_estimator", "did you mean 'grpo'?"),
         (("trainer.save_freq=0",), None, "trainer.save_freq", "neither -1 nor"),
         (("rollout.top_k=0",), None, "actor_rollout_ref.rollout.top_k", "neither -1 nor"),
         (("trainer.total_training_steps=null",), None, "trainer.total_training_steps", "no end"),
         (("trainer.resume=auto",), None, "trainer.resume", "no run directory is named"),
         (("trainer.total_epochs=2",), None, "trainer.total_epochs", "without end"),
         (("algorithm.gamma=0.9",), None, "algorithm.gamma", "discounts none"),
-        (("algorithm.lam=0.5",), None, "algorithm.lam", "lam=0.5 would change nothing"),
+        (("algorithm.lam=0.5",), None, "algorithm.lam", "lam=0.5 would change nothing: only gae has a lambda"),
         (
             ("rollout.calculate_log_probs=false",),
             None,
@@ -250,6 +275,38 @@ def test_a_mistyped_choice_is_answered_with_a_value_and_only_a_near_one_with_a_g
         "write e.g. rollout.n=8 (Samples per prompt)",
     )
     assert not _found("rollout.calculate_log_probs=false", "algorithm.recompute_old_log_prob=true")
+
+
+def test_each_estimator_takes_the_settings_that_it_reads() -> None:
+    for name, settings in (
+        ("reinforce_plus_plus", ("algorithm.gamma=0.9",)),
+        ("grpo", ("algorithm.norm_adv_by_std_in_grpo=false", "actor.loss_agg_mode=seq-mean-token-sum-norm")),
+        ("dr_grpo", ("actor.loss_agg_mode=seq-mean-token-sum-norm", "actor.loss_scale_factor=100")),
+        ("my_module:my_estimator", ("algorithm.gamma=0.9", "algorithm.lam=0.5")),
+        ("rloo", ("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive")),
+    ):
+        assert not _found(f"algorithm.adv_estimator={name}", *settings), name
+
+
+def test_a_name_of_verls_is_answered_with_what_is_nearest_to_it_here() -> None:
+    remedies = {
+        name: _found(f"algorithm.adv_estimator={name}")["algorithm.adv_estimator"].remedies[0].rpartition("=")[2]
+        for name in ("rloo_vectorized", "gpg", "reinforce_plus", "nothing like it")
+    }
+    assert remedies == {
+        "rloo_vectorized": "rloo",
+        "gpg": "grpo",
+        "reinforce_plus": "reinforce_plus_plus",
+        "nothing like it": "grpo",
+    }
+
+
+def test_a_registered_name_is_known_to_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ADVANTAGES, "_functions", dict(ADVANTAGES._functions))
+    key = "algorithm.adv_estimator"
+    assert key in _found(f"{key}=registered_in_a_test")
+    register_advantage("registered_in_a_test")(test_a_registered_name_is_known_to_the_rules)
+    assert not _found(f"{key}=registered_in_a_test")
 
 
 def test_the_reward_model_has_its_own_pool_in_the_separate_modes() -> None:

@@ -43,7 +43,7 @@ def test_a_function_of_a_file_is_loaded_once_under_a_stable_name(write: Callable
     assert reward.function("d", "1", "1") == 1.0
     assert not reward.per_batch
     module = reward.function.__module__
-    assert module.startswith("rpcrl_reward_my_reward_")
+    assert module.startswith("rpcrl_file_my_reward_")
     assert sys.modules[module].__file__ == str(path)
     assert load_reward(f"{path}:score").function is reward.function
     (path.parent / "other").mkdir()
@@ -111,7 +111,7 @@ def test_a_file_that_fails_to_import_says_why_and_leaves_no_module(write: Callab
     path = write("import nothing_of_this_name\n")
     before = {*sys.modules}
     assert "raised ModuleNotFoundError: No module named 'nothing_of_this_name'" in problem_of(f"{path}:score")
-    assert not [name for name in {*sys.modules} - before if name.startswith("rpcrl_reward_")]
+    assert not [name for name in {*sys.modules} - before if name.startswith("rpcrl_file_")]
     path.write_text(ROW)
     assert load_reward(f"{path}:score").function("d", "1", "2") == 0.0, "mended, it loads"
 

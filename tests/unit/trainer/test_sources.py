@@ -93,3 +93,16 @@ def test_prompts_of_the_built_in_task_must_fit():
     (violation,) = source_checks(load(None, ["data.max_prompt_length=4"]))
     assert violation.key == "data.max_prompt_length"
     assert violation.remedies == (f"set data.max_prompt_length={MAX_PROMPT_TOKENS}",)
+
+
+@pytest.mark.parametrize("key", ["algorithm.adv_estimator", "actor_rollout_ref.actor.policy_loss.loss_mode"])
+def test_functions_of_ones_own_are_loaded_before_anything_starts(tmp_path: Path, key: str):
+    own = tmp_path / "own.py"
+    own.write_text("def mine(**everything): ...\n")
+    problems = {
+        name: {violation.key: violation.problem for violation in source_checks(_config(f"{key}={name}"))}
+        for name in (f"{own}:mine", f"{own}:his", "no_such_module:fn")
+    }
+    assert key not in problems[f"{own}:mine"]
+    assert "has no function 'his'" in problems[f"{own}:his"][key]
+    assert "there is no module 'no_such_module'" in problems["no_such_module:fn"][key]
