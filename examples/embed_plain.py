@@ -14,9 +14,7 @@ import torch.distributed as dist
 
 from rpcrl import Controller, DataProto, Dispatch, ResourcePool, Worker, WorkerGroup, register
 
-NUM_QUESTIONS = 8
-NUM_ANSWERS = 4
-SAMPLES_PER_QUESTION = 16
+NUM_QUESTIONS, NUM_ANSWERS, SAMPLES_PER_QUESTION = 8, 4, 16
 
 
 class Policy(Worker):
@@ -43,9 +41,8 @@ class Policy(Worker):
         chosen = log_probs.gather(-1, batch.batch["answer"].unsqueeze(-1)).squeeze(-1)
         loss = -(chosen * batch.batch["advantage"]).mean()
         self.optimizer.zero_grad()
-        loss.backward()
+        (loss / self.world_size).backward()
         dist.all_reduce(self.table.grad)
-        self.table.grad /= self.world_size
         self.optimizer.step()
         return loss.item()
 
