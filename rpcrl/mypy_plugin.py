@@ -124,6 +124,10 @@ def _shape_of(context: FunctionContext) -> Shape:
     if "merge" in given and gives == "list" and not isinstance(given["merge"], NoneType):
         # One figure, or one dict of figures, of all ranks; only the rule "list" makes another type of it.
         gives = "any" if _literal(given["merge"]) == "list" else "one"
+    merge = given.get("merge")
+    if gives == "list" and merge is not None and not isinstance(merge, NoneType):
+        # The mean of ints is a float, and a dict of rules makes a dict of what each of them gives.
+        gives = "one" if _literal(merge) in ("first_equal", "sum") else "any"
     blocking = _literal(given["blocking"]) if "blocking" in given else True
     call = {True: "waits", False: "future"}.get(blocking, "any") if isinstance(blocking, bool) else "any"
     return Shape(takes, gives, call)

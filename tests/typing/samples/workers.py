@@ -42,6 +42,18 @@ class Scorer(Worker):
     def listed(self) -> int:
         return 1
 
+    @register(Dispatch.DP_COMPUTE_METRIC, merge="sum")
+    def tokens(self, batch: DataProto) -> int:
+        return len(batch)
+
+    @register(Dispatch.DP_COMPUTE_METRIC, merge={"loss": "mean"})
+    def merged(self, batch: DataProto) -> dict[str, int]:
+        return {"loss": len(batch)}
+
+    @register(Dispatch.DP_COMPUTE_METRIC, merge=None)
+    def unmerged(self, batch: DataProto) -> int:
+        return len(batch)
+
     @register(Dispatch.DP_COMPUTE_PROTO, uneven="uneven")
     def score(self, batch: DataProto) -> DataProto:
         return batch
