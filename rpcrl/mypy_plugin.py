@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from mypy.checker import TypeChecker
 from mypy.errorcodes import ATTR_DEFINED
-from mypy.nodes import Decorator, DictExpr, FuncDef, OverloadedFuncDef, StrExpr, SymbolNode, TypeInfo, Var
+from mypy.nodes import Decorator, DictExpr, Expression, FuncDef, OverloadedFuncDef, StrExpr, SymbolNode, TypeInfo, Var
 from mypy.plugin import AttributeContext, FunctionContext, MethodContext, Plugin
 from mypy.typeops import bind_self
 from mypy.types import (
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
     takes: str
     """``same``: X. ``each``: list[X] or tuple[X, …]. ``any``: parameters of these names, of any type."""
     gives: str
-    """``list``: list[R]. ``one``: R. ``any``."""
+    """``list``: list[R]. ``one``: R. ``mean``: R if that is float or a dict of floats (a mean of ints is none). ``any``."""
     call: str
     """``waits``: the plain call returns what it gives. ``future``: a Future of that. ``any``."""
 
@@ -122,15 +122,19 @@ def _shape_of(context: FunctionContext) -> Shape:
         elif which != "ALL":
             takes, gives = "any", "any"
     if "merge" in given and gives == "list" and not isinstance(given["merge"], NoneType):
-        # One figure, or one dict of figures, of all ranks; only the rule "list" makes another type of it.
-        gives = "any" if _literal(given["merge"]) == "list" else "one"
-    merge = given.get("merge")
-    if gives == "list" and merge is not None and not isinstance(merge, NoneType):
-        # The mean of ints is a float, and a dict of rules makes a dict of what each of them gives.
-        gives = "one" if _literal(merge) in ("first_equal", "sum") else "any"
+        gives = _merged(context.args[context.callee_arg_names.index("merge")][0])
     blocking = _literal(given["blocking"]) if "blocking" in given else True
     call = {True: "waits", False: "future"}.get(blocking, "any") if isinstance(blocking, bool) else "any"
     return Shape(takes, gives, call)
+
+
+def _merged(rules: Expression) -> str:
+    """Return what the results of all ranks become by ``merge=``: one rule for all, or a dict of rules."""
+    written = [value for _, value in rules.items] if isinstance(rules, DictExpr) else [rules]
+    found = {rule.value if isinstance(rule, StrExpr) else "" for rule in written}
+    if found <= {"first_equal", "sum"}:
+        return "one"
+    return "mean" if found <= {"first_equal", "sum", "mean"} else "any"
 
 
 def _literal(value: Type) -> object:
@@ -234,8 +238,10 @@ def _typed(context: AttributeContext, method: CallableType, shape: Shape) -> Typ
         types = [any_type for _ in types]
     elif shape.takes == "each":
         types = [UnionType([_list(context, kind), _tuple(context, kind)]) for kind in types]
-    if shape.gives != "one":
-        value = any_type if shape.gives == "any" else _list(context, value)
+    if shape.gives == "list":
+        value = _list(context, value)
+    elif shape.gives == "any" or (shape.gives == "mean" and not _is_float(value)):
+        value = any_type
     future = _instance(context, _FUTURE, value)
     called = {"waits": value, "future": future}.get(shape.call, any_type)
     parameters = Parameters(types, method.arg_kinds, method.arg_names)
@@ -264,6 +270,13 @@ def _awaited(result: Type) -> Type:
     proper = get_proper_type(result)
     is_coroutine = isinstance(proper, Instance) and proper.type.fullname in ("typing.Coroutine", "types.CoroutineType")
     return proper.args[2] if isinstance(proper, Instance) and is_coroutine else result
+
+
+def _is_float(value: Type) -> bool:
+    proper = get_proper_type(value)
+    if isinstance(proper, Instance) and proper.type.fullname == "builtins.dict":
+        proper = get_proper_type(proper.args[1])
+    return isinstance(proper, Instance) and proper.type.fullname == "builtins.float"
 
 
 def _nearest(worker: TypeInfo, name: str) -> str:

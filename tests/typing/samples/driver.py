@@ -20,6 +20,7 @@ def results(pool: ResourcePool, batch: DataProto) -> None:
     reveal_type(group.listed())  # R: Any
     reveal_type(group.tokens(batch))  # R: int
     reveal_type(group.merged(batch))  # R: Any
+    reveal_type(group.mean(batch))  # R: dict[str, float]
     reveal_type(group.unmerged(batch))  # R: list[int]
     reveal_type(group.score(batch))  # R: DataProto
     reveal_type(group.apply(keep, batch))  # R: DataProto

@@ -50,6 +50,10 @@ class Scorer(Worker):
     def merged(self, batch: DataProto) -> dict[str, int]:
         return {"loss": len(batch)}
 
+    @register(Dispatch.DP_COMPUTE_METRIC, merge={"loss": "mean", "tokens": "sum"})
+    def mean(self, batch: DataProto) -> dict[str, float]:
+        return {"loss": 0.0, "tokens": 0.0}
+
     @register(Dispatch.DP_COMPUTE_METRIC, merge=None)
     def unmerged(self, batch: DataProto) -> int:
         return len(batch)
