@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rpcrl.transport.base import Frame
+from rpcrl.shm.buffers import Buffer, Placed, view_of
 
 __all__ = ["Discarded", "Known", "ReplyCache"]
 
@@ -23,7 +23,7 @@ class Discarded:
     """The call has run, its reply is no longer kept."""
 
 
-Known = Sequence[Frame] | Discarded | None
+Known = Sequence[Buffer] | Discarded | None
 """Frames of the reply, or Discarded; None while the call is queued or running."""
 
 
@@ -32,7 +32,7 @@ class _Caller:
     answered_below: int = 0
     seen: dict[int, bool] = field(default_factory=dict)
     """sequence → has it run to its end?"""
-    replies: OrderedDict[int, Sequence[Frame]] = field(default_factory=OrderedDict)
+    replies: OrderedDict[int, Sequence[Buffer]] = field(default_factory=OrderedDict)
     num_bytes: int = 0
 
 
@@ -65,7 +65,7 @@ class ReplyCache:
             return True, None
         return True, entry.replies.get(sequence, Discarded())
 
-    def store(self, caller: str, sequence: int, frames: Sequence[Frame]) -> None:
+    def store(self, caller: str, sequence: int, frames: Sequence[Buffer]) -> None:
         """Keep a reply; the oldest ones make room. A reply over the whole bound is not kept at all."""
         entry = self._callers.setdefault(caller, _Caller())
         entry.seen[sequence] = True
@@ -98,5 +98,6 @@ class ReplyCache:
         return sum(entry.num_bytes for entry in self._callers.values())
 
 
-def _num_bytes(frames: Sequence[Frame]) -> int:
-    return sum(memoryview(frame).nbytes for frame in frames)
+def _num_bytes(frames: Sequence[Buffer]) -> int:
+    """Return what a reply costs this process; shared memory is bounded by its own limit."""
+    return sum(view_of(frame).nbytes for frame in frames if not isinstance(frame, Placed))

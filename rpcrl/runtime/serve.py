@@ -22,6 +22,7 @@ from rpcrl.errors import EncodeError, MessageTooLargeError, PeerUnreachableError
 from rpcrl.logs import get_logger
 from rpcrl.runtime.gate import RoleGate
 from rpcrl.runtime.replies import Discarded, ReplyCache
+from rpcrl.shm.buffers import Buffer
 from rpcrl.transport.base import Connection, Frame
 from rpcrl.wire.codec import decode, encode
 from rpcrl.wire.failures import describe
@@ -258,7 +259,7 @@ class CallServer:
         elif known is not None:
             self._send_or_skip(known)
 
-    def _send_or_skip(self, frames: Sequence[Frame]) -> None:
+    def _send_or_skip(self, frames: Sequence[Buffer]) -> None:
         """Send an answer to a probe; a full queue loses it, and the caller asks again."""
         try:
             self._connection.send(frames)

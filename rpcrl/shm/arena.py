@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from rpcrl.logs import get_logger
 from rpcrl.shm.budget import Budget, free_bytes
-from rpcrl.shm.buffers import Buffer, Hold, Placed
+from rpcrl.shm.buffers import Buffer, Hold, Lent, Placed
 from rpcrl.shm.files import PAGE_BYTES, board_path, map_file, owner_tag, segment_path
 from rpcrl.shm.leases import BOARD_BYTES, GRACE_S, HELD, LEASES_PER_BOARD, MAX_BOARDS, RETURNED
 
@@ -101,7 +101,7 @@ class Arena:
 
     # -- putting buffers in ------------------------------------------------------------------------------------------
 
-    def place(self, buffers: Sequence[Buffer | Placed]) -> tuple[Buffer | Placed, ...]:
+    def place(self, buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
         """Return the buffers with the large ones copied into shared memory; where there is no room they stay.
 
         When this returns, the memory that was copied may be changed.
@@ -339,7 +339,7 @@ class Loan:
         self._holder = holder
         self._leases: list[_Lease] = []
 
-    def note(self, buffers: Sequence[Buffer | Placed]) -> list[object] | None:
+    def note(self, buffers: Sequence[Buffer]) -> list[object] | None:
         """Return what the message says about its buffers in shared memory; None when all travel in the message.
 
         ``[tag, [[segment, place, number], …], [[position, index of the segment in this note, offset, size], …]]``
@@ -356,7 +356,7 @@ class Loan:
         return [
             self._arena.tag,
             segments,
-            [[position, order[each.slot], each.offset, each.nbytes] for position, each in places],
+            [[position, order[each.slot], each.offset, each.view.nbytes] for position, each in places],
         ]
 
     def cancel(self) -> None:
@@ -365,12 +365,12 @@ class Loan:
         self._leases = []
 
 
-def _grouped(buffers: Sequence[Buffer | Placed]) -> list[list[tuple[int, memoryview]]]:
+def _grouped(buffers: Sequence[Buffer]) -> list[list[tuple[int, memoryview]]]:
     """Return which buffers go into a slot together, each with its position."""
     groups: list[list[tuple[int, memoryview]]] = []
     together: list[tuple[int, memoryview]] = []
     for position, buffer in enumerate(buffers):
-        if isinstance(buffer, Placed):
+        if isinstance(buffer, Placed | Lent):
             continue
         view = memoryview(buffer)
         if view.nbytes >= OWN_SLOT_BYTES:

@@ -134,7 +134,7 @@ class Budget:
         prefix, total = shared_memory_prefix(self._run_id), 0
         with os.scandir(SHARED_MEMORY) as entries:
             for entry in entries:
-                if entry.name.startswith(prefix) and entry.name != f"{prefix}budget":
+                if entry.name.startswith(prefix) and not entry.name.endswith(("budget", "-here", ".new")):
                     try:
                         total += entry.stat(follow_symlinks=False).st_size
                     except FileNotFoundError:

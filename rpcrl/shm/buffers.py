@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from rpcrl.errors import DecodeError
 
-__all__ = ["Buffer", "Hold", "Lent", "Placed"]
+__all__ = ["Buffer", "Hold", "Lent", "Placed", "Raw", "num_bytes", "view_of"]
 
-Buffer = bytes | bytearray | memoryview
+Raw = bytes | bytearray | memoryview
 
 
 class Hold:
@@ -31,25 +31,38 @@ class Placed:
     """The bytes themselves, read-only: for receivers that do not share memory with this process."""
     hold: Hold = field(repr=False)
 
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.view.nbytes
-
 
 class Lent:
     """One buffer that lies in another process's arena; it may be taken once, and then belongs to who took it."""
 
-    __slots__ = ("_view", "nbytes")
+    __slots__ = ("_view", "num_bytes")
 
     def __init__(self, view: memoryview) -> None:
         self._view: memoryview | None = view
-        self.nbytes = view.nbytes
+        self.num_bytes = view.nbytes
+
+    @property
+    def view(self) -> memoryview:
+        """The memory. Raises DecodeError when it was taken."""
+        if self._view is None:
+            raise DecodeError("this message was decoded before: its buffers in shared memory were handed over then")
+        return self._view
 
     def take(self) -> memoryview:
         """Hand the memory over, writable. The lease ends when the last thing made from it is gone."""
-        view = self._view
-        if view is None:
-            raise DecodeError("this message was decoded before: its buffers in shared memory were handed over then")
+        view = self.view
         self._view = None
         return view
+
+
+Buffer = Raw | Placed | Lent
+
+
+def view_of(buffer: Buffer) -> memoryview:
+    """Return the bytes of a buffer, wherever they are."""
+    return buffer.view if isinstance(buffer, Placed | Lent) else memoryview(buffer)
+
+
+def num_bytes(buffer: Buffer) -> int:
+    """Return the size of a buffer."""
+    return buffer.num_bytes if isinstance(buffer, Lent) else view_of(buffer).nbytes

@@ -1,7 +1,8 @@
-"""Which files in /dev/shm belong to a run, to whom of it, and who sees the same ones?
+"""Which files in /dev/shm belong to a run, and to which process of it?
 
 ``rpcrl-RUN-TAG-NUMBER`` is a segment and ``rpcrl-RUN-TAG-bNUMBER`` a board of leases of the process whose tag it is;
-``rpcrl-RUN-budget`` is common to the run. The names let whoever survives remove what the others left.
+``rpcrl-RUN-TAG-here`` says that this process takes shared memory; ``rpcrl-RUN-budget`` is common to the run. By the
+names whoever survives removes what the others left.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from pathlib import Path
 
 from rpcrl.leftovers import SHARED_MEMORY, shared_memory_prefix
 
@@ -21,9 +21,9 @@ __all__ = [
     "PAGE_BYTES",
     "board_path",
     "budget_path",
+    "here_path",
     "is_tag",
     "map_file",
-    "memory_id",
     "open_file",
     "owner_tag",
     "segment_path",
@@ -32,20 +32,6 @@ __all__ = [
 PAGE_BYTES = mmap.PAGESIZE
 _TAG = re.compile(r"[0-9a-f]{16}")
 _MAP_FIXED = 0x10
-
-
-def memory_id() -> str:
-    """Return what is equal in two processes that see the same /dev/shm, whatever their hosts are called.
-
-    Boot id, and device and inode of the folder: containers on one host have file systems of their own there unless
-    somebody has them share one. Empty when there is no such folder.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        folder = os.stat(SHARED_MEMORY)
-    except OSError:
-        return ""
-    return f"{boot}/{folder.st_dev}:{folder.st_ino}"
 
 
 def owner_tag(identity: str) -> str:
@@ -85,6 +71,11 @@ def open_file(path: str, num_bytes: int, *, writable: bool) -> int:
         os.close(fd)
         raise OSError(f"{path} is not a file of user {os.geteuid()} with at least {num_bytes} bytes")
     return fd
+
+
+def here_path(run_id: str, tag: str) -> str:
+    """Return the path of the file by which a process says that it takes shared memory."""
+    return f"{SHARED_MEMORY}/{shared_memory_prefix(run_id)}{tag}-here"
 
 
 def _find_mmap() -> Callable[..., int | None]:

@@ -61,6 +61,8 @@ class BoardReader:
         """Become the holder of a lease. Raises DecodeError if it was revoked, or its sender is gone."""
         words = self._words(tag, index // LEASES_PER_BOARD)
         position = index % LEASES_PER_BOARD * 2
+        if words[position + 1] >> 2 == number:
+            raise DecodeError("a message came twice: its shared memory belongs to the first")
         if words[position] == number << 1:
             words[position + 1] = number << 2 | HELD
             if words[position] == number << 1:

@@ -18,6 +18,7 @@ from typing import Literal, TypedDict, Unpack
 from rpcrl.errors import AuthenticationError, PeerUnreachableError, WireError
 from rpcrl.transport.base import Allowed, ClientKeys, Connection, Frame, KeyPair, Limits, Listener
 from rpcrl.transport.open import connect, listen
+from rpcrl.transport.shared import without_note
 from rpcrl.wire.frames import from_frames
 from rpcrl.wire.messages import Message
 
@@ -250,7 +251,7 @@ class FaultProxy:
 
     def _strike(self, direction: Direction, peer: str, frames: Frames) -> Sequence[Frames]:
         try:
-            message = from_frames(frames)
+            message = from_frames(without_note(frames))
         except WireError:
             return [frames]  # not a message: nothing for a predicate to look at
         with self._lock:

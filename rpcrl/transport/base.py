@@ -22,9 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rpcrl.shm.buffers import Buffer, Raw
+
 __all__ = ["Allowed", "ClientKeys", "Connection", "Frame", "KeyPair", "Limits", "Listener"]
 
-Frame = bytes | bytearray | memoryview
+Frame = Raw
+"""What arrives. What is sent may be ``Placed`` in shared memory as well: a plain end sends its bytes."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Listener(Protocol):
         """Where peers connect, with the real port."""
         ...
 
-    def send(self, peer: str, frames: Sequence[Frame]) -> None:
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Queue one message for ``peer``.
 
         Raises PeerUnreachableError (unknown peer, or its queue is full), MessageTooLargeError, ClosedError.
@@ -101,7 +104,7 @@ class Listener(Protocol):
 class Connection(Protocol):
     """Connecting end: one listener, known by its address."""
 
-    def send(self, frames: Sequence[Frame]) -> None:
+    def send(self, frames: Sequence[Buffer]) -> None:
         """Queue one message for the listener. Raises as ``Listener.send`` does."""
         ...
 

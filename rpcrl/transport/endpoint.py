@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 
 from rpcrl.errors import ClosedError, MessageTooLargeError, UsageError
-from rpcrl.transport.base import Frame, Limits
+from rpcrl.shm.buffers import Buffer, num_bytes
+from rpcrl.transport.base import Limits
 
 __all__ = ["Endpoint"]
 
@@ -28,11 +29,11 @@ class Endpoint:
         if self._closed:
             raise ClosedError(f"this {type(self).__name__} was closed")
 
-    def _check_message(self, frames: Sequence[Frame]) -> None:
+    def _check_message(self, frames: Sequence[Buffer]) -> None:
         """Check a whole message before its first frame goes out: half a message would glue itself to the next one."""
         if not frames:
             raise UsageError("a message needs at least one frame")
-        size = sum(memoryview(frame).nbytes for frame in frames)
+        size = sum(num_bytes(frame) for frame in frames)
         if size > self._limits.max_message_bytes:
             raise MessageTooLargeError(
                 f"a message of {size} bytes; this connection takes at most {self._limits.max_message_bytes}"

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from rpcrl.errors import PeerUnreachableError, TransportError
+from rpcrl.shm.buffers import Buffer, view_of
 from rpcrl.transport.addresses import check_identity, split_address
 from rpcrl.transport.base import Frame, Limits
 from rpcrl.transport.endpoint import Endpoint
@@ -38,9 +39,9 @@ class _Endpoint(Endpoint):
             self._woken = True
             self._changed.notify_all()
 
-    def _copy(self, frames: Sequence[Frame]) -> list[Frame]:
+    def _copy(self, frames: Sequence[Buffer]) -> list[Frame]:
         self._check_message(frames)
-        return [bytes(frames[0]), *(bytearray(frame) for frame in frames[1:])]
+        return [bytes(view_of(frames[0])), *(bytearray(view_of(frame)) for frame in frames[1:])]
 
     def _put(self, sender: str, frames: list[Frame]) -> bool:
         """Queue a message of ``sender``; False when its share of the queue is full."""
@@ -90,7 +91,7 @@ class InprocListener(_Endpoint):
         """Where peers connect."""
         return self._address
 
-    def send(self, peer: str, frames: Sequence[Frame]) -> None:
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Queue one message for ``peer``; see ``base.Listener.send``."""
         self._check_usable()
         message = self._copy(frames)
@@ -151,7 +152,7 @@ class InprocConnection(_Endpoint):
         listener._peers[self._identity] = self
         return True
 
-    def send(self, frames: Sequence[Frame]) -> None:
+    def send(self, frames: Sequence[Buffer]) -> None:
         """Queue one message for the listener; see ``base.Connection.send``."""
         self._check_usable()
         message = self._copy(frames)

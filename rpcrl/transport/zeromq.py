@@ -31,6 +31,7 @@ from rpcrl.errors import (
     UsageError,
 )
 from rpcrl.logs import get_logger
+from rpcrl.shm.buffers import Buffer, view_of
 from rpcrl.transport.addresses import check_identity, prepare_ipc_path, split_address
 from rpcrl.transport.base import Allowed, ClientKeys, Frame, KeyPair, Limits
 from rpcrl.transport.endpoint import Endpoint
@@ -82,9 +83,10 @@ class _Endpoint(Endpoint):
             self._woken = False
         return True
 
-    def _views(self, frames: Sequence[Frame]) -> list[memoryview]:
+    def _views(self, frames: Sequence[Buffer]) -> list[memoryview]:
         self._check_message(frames)
-        return [memoryview(frame).cast("B") if memoryview(frame).nbytes else memoryview(b"") for frame in frames]
+        views = [view_of(frame) for frame in frames]
+        return [view.cast("B") if view.nbytes else memoryview(b"") for view in views]
 
     def _send_views(self, views: list[memoryview]) -> None:
         """Copy the frames into ZeroMQ's queue, so that the caller may change its buffers."""
@@ -191,7 +193,7 @@ class ZmqListener(_Endpoint):
         """Handshakes that failed (wrong key, no key, unlisted key) and messages under a name that is not the key's."""
         return self._impostors + (self._zap.rejected if self._zap is not None else 0)
 
-    def send(self, peer: str, frames: Sequence[Frame]) -> None:
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Queue one message for ``peer``; see ``base.Listener.send``."""
         self._check_usable()
         views = self._views(frames)
@@ -301,7 +303,7 @@ class ZmqConnection(_Endpoint):
         """Whether the handshake with the listener is done, as far as ``send`` and ``receive`` have seen."""
         return self._ready
 
-    def send(self, frames: Sequence[Frame]) -> None:
+    def send(self, frames: Sequence[Buffer]) -> None:
         """Queue one message for the listener; see ``base.Connection.send``. Raises AuthenticationError as well."""
         self._check_usable()
         views = self._views(frames)

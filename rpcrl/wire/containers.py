@@ -136,7 +136,8 @@ def _write_bytearray(encoder: Encoder, value: bytearray) -> object:
 
 @reads(Tag.BYTEARRAY)
 def _read_bytearray(decoder: Decoder, node: list[Any]) -> object:
-    return decoder.take(*expect(node, (int, bytes)))
+    taken = decoder.take(*expect(node, (int, bytes)))
+    return taken if type(taken) is bytearray else bytearray(taken)
 
 
 @writes(slice)

@@ -21,8 +21,9 @@ from typing import Any
 import msgpack
 
 from rpcrl.errors import DecodeError, EncodeError, ProtocolMismatchError
+from rpcrl.shm.buffers import Buffer, view_of
 from rpcrl.wire import messages
-from rpcrl.wire.messages import PROTOCOL_VERSION, Buffer, Encoded, Message
+from rpcrl.wire.messages import PROTOCOL_VERSION, Encoded, Message
 
 __all__ = ["KINDS", "FrameLimits", "from_frames", "to_frames"]
 
@@ -204,8 +205,8 @@ def from_frames(frames: Sequence[Frame], *, limits: FrameLimits = DEFAULT_LIMITS
         raise DecodeError("a message without frames")
     if len(frames) - 1 > limits.max_buffers:
         raise DecodeError(f"a message with {len(frames) - 1} buffers; the limit is {limits.max_buffers}")
-    envelope = frames[0]
-    size = memoryview(envelope).nbytes
+    envelope = view_of(frames[0])
+    size = envelope.nbytes
     if size > limits.max_envelope_bytes:
         raise DecodeError(f"an envelope of {size} bytes; the limit is {limits.max_envelope_bytes}")
     try:

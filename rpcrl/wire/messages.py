@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rpcrl.shm.buffers import Buffer, Lent, Placed, num_bytes
+
 __all__ = [
     "BUILD",
     "PROTOCOL_VERSION",
@@ -42,8 +44,6 @@ __all__ = [
 
 PROTOCOL_VERSION = 1
 
-Buffer = bytes | bytearray | memoryview
-
 
 @dataclass(frozen=True)
 class Encoded:
@@ -55,11 +55,12 @@ class Encoded:
     @property
     def num_bytes(self) -> int:
         """Size on the wire, in bytes."""
-        return len(self.tree) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+        return len(self.tree) + sum(num_bytes(buffer) for buffer in self.buffers)
 
     def own_copy(self) -> Encoded:
         """Return the same with buffers of its own: what was encoded may be changed from now on."""
-        return Encoded(self.tree, tuple(bytes(buffer) for buffer in self.buffers))
+        own = (buffer if isinstance(buffer, Placed | Lent) else bytes(buffer) for buffer in self.buffers)
+        return Encoded(self.tree, tuple(own))
 
 
 @dataclass(frozen=True)

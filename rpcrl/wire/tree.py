@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary
 from msgpack import ExtType
 
 from rpcrl.errors import DecodeError
+from rpcrl.shm.buffers import Buffer, Lent, view_of
 from rpcrl.wire.imports import ImportPolicy
-from rpcrl.wire.messages import Buffer
 
 __all__ = [
     "INLINE_BYTES",
@@ -331,10 +331,10 @@ class Decoder:
             reader = _load_reader(code)
         return reader(self, node)
 
-    def take(self, reference: object) -> bytearray:
+    def take(self, reference: object) -> bytearray | memoryview:
         """Return the bytes that a node stands for, as memory that belongs to the receiver alone.
 
-        A bytearray in the message is the receiver's own and is handed on; everything else is copied.
+        A bytearray in the message and shared memory are the receiver's own and are handed on; the rest is copied.
         """
         if type(reference) is bytes:
             return bytearray(reference)
@@ -342,7 +342,9 @@ class Decoder:
             raise DecodeError(f"buffer {reference!r} where number {self._next} of {len(self._buffers)} is due")
         self._next += 1
         buffer = self._buffers[reference]
-        return buffer if type(buffer) is bytearray else bytearray(memoryview(buffer).cast("B"))
+        if type(buffer) is bytearray:
+            return buffer
+        return buffer.take() if isinstance(buffer, Lent) else bytearray(view_of(buffer).cast("B"))
 
     def finish(self) -> None:
         """Check that nothing was left over."""

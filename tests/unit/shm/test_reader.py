@@ -14,14 +14,14 @@ import pytest
 
 from rpcrl.errors import DecodeError
 from rpcrl.shm import reader as reader_module
-from rpcrl.shm.files import memory_id, segment_path
+from rpcrl.shm.files import segment_path
 from rpcrl.shm.leases import HELD
 from tests.unit.shm.conftest import MIB, Run
 
 
 def test_a_buffer_is_handed_over_once(run: Run) -> None:
     (lent,) = run.send(b"a" * MIB)
-    assert lent.nbytes == MIB
+    assert lent.num_bytes == MIB
     lent.take()
     with pytest.raises(DecodeError, match="decoded before"):
         lent.take()
@@ -68,6 +68,19 @@ def test_a_note_that_is_wrong_is_a_decode_error(run: Run, kind: str) -> None:
     assert bytes(run.reader().open(run.note(run.arena.place([b"b" * MIB])))[0].take()) == b"b" * MIB
 
 
+def test_a_message_that_comes_twice_is_opened_once(run: Run) -> None:
+    note = run.note(run.arena.place([b"a" * MIB]))
+    reader = run.reader()
+    first = reader.open(note)[0].take()
+    with pytest.raises(DecodeError, match="came twice"):
+        reader.open(note)
+    assert run.arena.num_leased() == 1
+    assert bytes(first) == b"a" * MIB
+    del first
+    with pytest.raises(DecodeError, match="came twice"):
+        reader.open(note)
+
+
 def test_a_link_is_not_followed(run: Run) -> None:
     placed = run.arena.place([b"a" * MIB])
     note = run.note(placed)
@@ -89,21 +102,6 @@ def test_a_receiver_without_room_for_mappings_copies(run: Run, monkeypatch: pyte
     assert refused == [MIB]
     assert bytes(lent.take()) == b"b" * MIB
     assert run.arena.num_leased() == 0
-
-
-def test_memory_is_the_same_in_processes_of_one_host() -> None:
-    code = "from rpcrl.shm.files import memory_id; print(memory_id())"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert memory_id()
-    assert other.stdout.strip() == memory_id()
-
-
-def test_memory_of_another_file_system_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = memory_id()
-    monkeypatch.setattr("rpcrl.shm.files.SHARED_MEMORY", str(tmp_path))
-    assert memory_id() != here
-    monkeypatch.setattr("rpcrl.shm.files.SHARED_MEMORY", str(tmp_path / "missing"))
-    assert memory_id() == ""
 
 
 FORK = """
