@@ -40,7 +40,7 @@ from mypy.types import (
 __all__ = ["plugin"]
 
 _GROUP = "rpcrl.runtime.worker_group.WorkerGroup"
-_METHOD = "rpcrl.runtime.worker_group.RemoteMethod"
+_METHOD = "rpcrl.runtime.remote_method.RemoteMethod"
 _ROLE = "rpcrl.runtime.worker_group.ClassWithInitArgs"
 _FUTURE = "rpcrl.runtime.future.Future"
 _REGISTER = "rpcrl.dispatch.register.register"

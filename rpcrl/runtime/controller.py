@@ -10,7 +10,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,9 @@ from rpcrl.errors import ClosedError, RpcrlError, StartError, UsageError, Worker
 from rpcrl.leftovers import create_run_dir, remove_run_dir, sweep_stale_runs
 from rpcrl.runtime.agent_process import AgentProcess
 from rpcrl.runtime.bookings import Bookings
+from rpcrl.runtime.caller import Part
 from rpcrl.runtime.console import Console
-from rpcrl.runtime.hub import AGENT, Hub, Part
+from rpcrl.runtime.hub import AGENT, Hub
 from rpcrl.runtime.main_module import class_path, describe_main
 from rpcrl.runtime.membership import Group, Member
 from rpcrl.runtime.worker import in_worker
@@ -35,7 +36,7 @@ from rpcrl.wire.messages import StartWorkers, WorkerStart
 if TYPE_CHECKING:
     from rpcrl.runtime.future import PendingReplies
 
-__all__ = ["Controller", "current_controller"]
+__all__ = ["Controller", "current_controller", "open_controller"]
 
 WORKER_MODULE = "rpcrl.runtime.worker_main"
 STOP_GRACE_S = 3.0
@@ -51,6 +52,14 @@ def current_controller() -> Controller:
             "no controller is open: start worker groups inside `with Controller() as controller:`, or pass controller=…"
         )
     return _open[-1]
+
+
+def open_controller(run_id: str) -> Controller:
+    """Return the controller of a run. Raises UsageError if it is not open in this process."""
+    for controller in _open:
+        if controller.run_id == run_id:
+            return controller
+    raise UsageError(f"the controller of run {run_id} is not open in this process")
 
 
 class Controller:
@@ -94,6 +103,8 @@ class Controller:
         self._allow_imports = {"rpcrl", MAIN, *allow_imports}
         self._keys = new_key_pair() if transport == "tcp" else None
         self._allowed: dict[str, str] = {}
+        self._worker_keys: dict[str, dict[str, str]] = {}
+        """Of workers that are about to be started."""
         sweep_stale_runs()
         self.log_dir = Path(log_dir) if log_dir is not None else _default_log_dir(self.run_id)
         self.log_dir.mkdir(parents=True, exist_ok=True)
@@ -192,17 +203,14 @@ class Controller:
         """Start one group on a pool and wait until every rank has built its roles; see ``WorkerGroup``."""
         self.check_usable()
         paths = {role: class_path(kind) for role, (kind, _, _) in roles.items()}
-        self._allow_imports.update(path.partition(":")[0].partition(".")[0] for path in paths.values())
+        self._allow(path.partition(":")[0].partition(".")[0] for path in paths.values())
         welcome = encode(
             {role: (args, dict(kwargs)) for role, (_, args, kwargs) in roles.items()},
             path="constructor arguments",
             imports=self.imports,
         )
         name = self._admit(pool, name or "+".join(roles))
-        members = [
-            Member(f"{name}.{seat.rank}-{secrets.token_hex(3)}", secrets.token_hex(8), seat.rank, tuple(roles))
-            for seat in pool.placements()
-        ]
+        members = [self._new_member(name, seat.rank, tuple(roles)) for seat in pool.placements()]
         start = StartWorkers(
             group=name,
             module=WORKER_MODULE,
@@ -288,8 +296,24 @@ class Controller:
         with self._lock:
             self._bookings.release(name)
 
+    def _allow(self, prefixes: Iterable[str]) -> None:
+        """Let functions and classes of more modules travel, to workers that run already too."""
+        new = set(prefixes) - self._allow_imports
+        if new:
+            self._allow_imports |= new
+            self._hub.post(lambda: self._hub.allow_imports(sorted(new)))
+
+    def _new_member(self, group: str, rank: int, roles: tuple[str, ...]) -> Member:
+        member = Member(f"{group}.{rank}-{secrets.token_hex(3)}", secrets.token_hex(8), rank, roles)
+        keys = self._new_peer_keys(member.identity)
+        if keys is not None:
+            self._worker_keys[member.identity] = keys
+            member.public_key = keys["public"]
+        return member
+
     def _worker_bootstrap(self, group: str, member: Member, paths: Mapping[str, str], device: str | None) -> bytes:
         bootstrap = {
+            "run_id": self.run_id,
             "identity": member.identity,
             "incarnation": member.incarnation,
             "group": group,
@@ -299,7 +323,7 @@ class Controller:
             "roles": paths,
             "main": describe_main(),
             "allow_imports": sorted(self._allow_imports),
-            "keys": self._new_peer_keys(member.identity),
+            "keys": self._worker_keys.pop(member.identity, None),
             "handshake_s": self.start_timeout_s,
         }
         return json.dumps(bootstrap).encode()

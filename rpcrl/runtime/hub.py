@@ -1,15 +1,13 @@
 """What happens in the controller's one I/O thread?
 
-The hub joins two plain tables (``calls``, ``membership``) to a transport: it takes messages and commands, changes the
-tables, and sends what they say. Other threads only ``post`` commands. When the thread has ended, for whatever reason,
-everything that was open has failed, and commands only say so: nobody waits for a thread that is gone.
+The hub joins the calling half (``caller``), a plain table of groups (``membership``) and the introductions between
+workers to a transport: it takes messages and commands, changes the tables, and sends what they say. Other threads
+only ``post`` commands. When the thread has ended, everything that was open has failed, and commands only say so.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,29 +15,29 @@ from rpcrl.errors import (
     AgentLostError,
     ClosedError,
     PeerUnreachableError,
-    ReplyDiscardedError,
     RpcrlError,
     StartError,
-    UnknownMethodError,
     WorkerExit,
     WorkerLostError,
 )
 from rpcrl.logs import get_logger
-from rpcrl.runtime.calls import CallTable, OpenCall
-from rpcrl.runtime.commands import Commands
+from rpcrl.runtime.caller import Caller, Part, Seat
 from rpcrl.runtime.console import Console
 from rpcrl.runtime.future import PendingReplies
+from rpcrl.runtime.introductions import Introductions
+from rpcrl.runtime.io_thread import IoThread
 from rpcrl.runtime.membership import Group, GroupState, Membership, MemberState
 from rpcrl.transport.base import Frame, Listener
-from rpcrl.wire.failures import rebuild
 from rpcrl.wire.frames import from_frames, to_frames
 from rpcrl.wire.messages import (
-    Call,
-    Cancel,
+    AllowImports,
     Encoded,
     Failure,
+    GroupEnded,
     Hello,
+    Introduce,
     Message,
+    PeerExpected,
     Ready,
     Result,
     Shutdown,
@@ -52,28 +50,16 @@ from rpcrl.wire.messages import (
     WorkerStarted,
 )
 
-__all__ = ["AGENT", "CALLER", "Hub", "Part"]
+__all__ = ["AGENT", "CALLER", "Hub"]
 
 AGENT = "agent-0"
 CALLER = "controller"
 BUILD_GRACE_S = 0.3
 """After the first failed construction, other ranks get this long to report theirs: the causes come together."""
-IDLE_S = 5.0
-MESSAGES_PER_TURN = 64
-"""Between two looks at the commands: neither calls nor replies wait for ever."""
 RETRY_SEND_S = 0.05
 """Pace at which a message is offered again to an agent or worker that cannot be reached just now."""
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One rank's share of a call."""
-
-    identity: str
-    payload: Encoded
-    wants_result: bool = True
 
 
 @dataclass
@@ -83,43 +69,32 @@ class _Starting:
     address: str
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """Where a reply goes."""
-
-    pending: PendingReplies
-    index: int
-
-
 class Hub:
     """Runs the I/O thread of one controller."""
 
     def __init__(self, listener: Listener, console: Console) -> None:
         self._listener = listener
         self._console = console
-        self._commands = Commands()
-        self._calls: CallTable[_Slot] = CallTable(CALLER)
         self._membership = Membership()
+        self._caller = Caller(CALLER, self._send, self._seat_of)
+        self._introductions = Introductions(self._insist)
         self._starting: dict[str, _Starting] = {}
         self._closing: dict[str, list[concurrent.futures.Future[list[WorkerExit]]]] = {}
-        self._timers: list[tuple[float, Callable[[], None]]] = []
         self._agent_lost = ""
-        self._stopping = False
+        self._stopped = False
         self.agent_ready: concurrent.futures.Future[Hello] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, name="rpcrl-controller", daemon=True)
-        self._thread.start()
+        self._io = IoThread(listener, self, name="rpcrl-controller")
+        self._io.start()
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
     def post(self, command: Callable[[], None]) -> None:
         """Run ``command`` in the I/O thread soon; here and now when that thread has ended."""
-        self._commands.put(command)
-        self._listener.wake()
+        self._io.post(command)
 
     def stop(self) -> None:
         """End the thread and close the transport; open calls fail with ClosedError."""
-        self.post(self._stop)
-        self._thread.join(timeout=30.0)
+        self._io.stop(self._stop)
 
     def ask(self, question: Callable[[Membership], str]) -> str:
         """Answer a question about the groups from within the I/O thread."""
@@ -138,7 +113,7 @@ class Hub:
         started: concurrent.futures.Future[None],
     ) -> None:
         """Have the agent start a group; ``started`` settles when every role is built, or with the reason."""
-        if self._stopping:
+        if self._stopped:
             started.set_exception(ClosedError(f"the controller was closed; group {group.name!r} was not started"))
             return
         if self._agent_lost:
@@ -146,7 +121,7 @@ class Hub:
             return
         self._membership.expect(group)
         for member in group.members:
-            self._calls.add_peer(member.identity, member.incarnation)
+            self._caller.add_peer(member.identity, member.incarnation)
         self._starting[group.name] = _Starting(started, welcome, address)
         try:
             self._send(AGENT, start)
@@ -161,17 +136,17 @@ class Hub:
         if group is None or group.state is not GroupState.READY:
             pending.fail(self._unusable(group_name, group, f"{role}.{method}"))
             return
-        now = time.monotonic()
-        for index, part in enumerate(parts):
-            slot, wanted = _Slot(pending, index), part.wants_result
-            call = self._calls.open(part.identity, role, method, part.payload, slot, now=now, wants_result=wanted)
-            self._send_call(part.identity, call)
+        self._caller.call(role, method, parts, pending)
 
     def cancel(self, pending: PendingReplies) -> None:
         """Give a call up: its caller hears at once, its workers drop it unless it runs already."""
-        pending.fail(concurrent.futures.CancelledError(f"{pending.description} was cancelled"))
-        for identity, entry in self._calls.withdraw(lambda slot: slot.pending is pending):
-            self._send_call(identity, Cancel(entry.call.call_id))
+        self._caller.cancel(pending)
+
+    def allow_imports(self, prefixes: Sequence[str]) -> None:
+        """Tell all workers that functions and classes of these modules may travel."""
+        for group in self._membership.groups.values():
+            for identity in group.alive:
+                self._insist(identity, AllowImports(tuple(prefixes)))
 
     def stop_group(self, name: str, grace_s: float, closed: concurrent.futures.Future[list[WorkerExit]]) -> None:
         """End a group's workers; ``closed`` settles with their ends once all are reaped."""
@@ -218,49 +193,21 @@ class Hub:
                 member.state = MemberState.GONE
             self._finish_closing(group)
         self._agent_lost = self._agent_lost or "the controller is closed"
-        self._stopping = True
+        self._stopped = True
 
-    # -- the loop ----------------------------------------------------------------------------------------------------
+    # -- the thread's calls ------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while not self._stopping:
-                received = self._listener.receive(self._patience_s())
-                self._commands.run()
-                self._take_messages(received)
-                self._run_timers()
-        except BaseException as error:
-            logger.exception("the controller's I/O thread failed")
-            self.agent_exited(f"the controller's I/O thread failed: {type(error).__name__}: {error}")
-        finally:
-            self._commands.end()
-            self._listener.close()
+    def tick(self) -> None:
+        """Ask about silent calls."""
+        self._caller.ask()
 
-    def _take_messages(self, received: tuple[str, list[Frame]] | None) -> None:
-        for _ in range(MESSAGES_PER_TURN):
-            if received is None:
-                return
-            self._take(*received)
-            received = self._listener.receive(0.0)
-        if received is not None:
-            self._take(*received)
+    def next_tick_at(self) -> float | None:
+        """Return when ``tick`` has something to do next."""
+        return self._caller.next_ask_at()
 
-    def _patience_s(self) -> float:
-        if self._commands:
-            return 0.0
-        due = [at for at, _ in self._timers]
-        if (probe_at := self._calls.next_probe_at()) is not None:
-            due.append(probe_at)
-        return max(0.0, min(due) - time.monotonic()) if due else IDLE_S
-
-    def _run_timers(self) -> None:
-        now = time.monotonic()
-        for identity, probe in self._calls.probes(now=now):
-            self._send_call(identity, probe)
-        due = [entry for entry in self._timers if entry[0] <= now]
-        for entry in due:
-            self._timers.remove(entry)
-            entry[1]()
+    def failed(self, error: BaseException) -> None:
+        """Fail everything: this thread is gone, and with it the way to every worker."""
+        self.agent_exited(f"the controller's I/O thread failed: {type(error).__name__}: {error}")
 
     def _send(self, peer: str, message: Message) -> None:
         self._listener.send(peer, to_frames(message))
@@ -275,38 +222,28 @@ class Hub:
         except PeerUnreachableError as error:
             # One that is about to end cannot be reached either; its exit is reported by others.
             logger.debug("%s to %s waits: %s", type(message).__name__, peer, error)
-            self._timers.append((time.monotonic() + RETRY_SEND_S, lambda: self._insist(peer, message)))
+            self._io.after(RETRY_SEND_S, lambda: self._insist(peer, message))
 
-    def _send_call(self, identity: str, message: Message) -> None:
-        """Send what a probe will send again if it does not arrive."""
-        try:
-            self._send(identity, message)
-        except PeerUnreachableError as error:
-            logger.debug("%s to %s waits: %s", type(message).__name__, identity, error)
-        except RpcrlError as error:
-            if isinstance(message, Call) and (entry := self._calls.close(identity, message.call_id)) is not None:
-                entry.token.pending.fail(error)
-
-    def _take(self, peer: str, frames: Sequence[bytes | bytearray | memoryview]) -> None:
+    def take(self, peer: str, frames: Sequence[Frame]) -> None:
+        """Take a message of the agent or of a worker."""
         try:
             message = from_frames(frames)
         except RpcrlError as error:
             logger.error("a message of %s was dropped: %s", peer, error)
             return
         match message:
-            case Result():
-                entry = self._calls.close(peer, message.call_id)
-                if entry is not None:
-                    entry.token.pending.deliver(entry.token.index, message.payload)
-            case Failure():
-                self._take_failure(peer, message)
-            case Status():
-                for call in self._calls.on_status(peer, message, now=time.monotonic()):
-                    self._send_call(peer, call)
+            case Failure() if message.kind == "build":
+                self._take_build_failure(peer, message)
+            case Result() | Failure() | Status():
+                self._caller.take(peer, message)
             case Hello():
                 self._take_hello(peer, message)
             case Ready():
                 self._take_ready(peer)
+            case Introduce():
+                self._introduce(peer, message.group)
+            case PeerExpected():
+                self._introductions.expected(peer, message)
             case WorkerStarted() | WorkerExited() | WorkerOutput() if peer == AGENT:
                 self._take_report(message)
             case _:
@@ -314,35 +251,24 @@ class Hub:
 
     # -- messages of workers -----------------------------------------------------------------------------------------
 
-    def _take_failure(self, peer: str, failure: Failure) -> None:
+    def _take_build_failure(self, peer: str, failure: Failure) -> None:
         found = self._membership.find(peer)
         if found is None:
             return
         group, member = found
-        if failure.kind == "build":
-            member.build_failure = failure.info
-            if len([other for other in group.members if other.build_failure]) == 1:
-                self._timers.append((time.monotonic() + BUILD_GRACE_S, lambda: self._fail_build(group)))
+        member.build_failure = failure.info
+        if len([other for other in group.members if other.build_failure]) == 1:
+            self._io.after(BUILD_GRACE_S, lambda: self._fail_build(group))
+
+    def _introduce(self, peer: str, name: str) -> None:
+        """Bring a worker together with a group that it wants to call."""
+        found, group = self._membership.find(peer), self._membership.groups.get(name)
+        if found is None:
             return
-        entry = self._calls.close(peer, failure.call_id)
-        if entry is None:
-            return
-        call = entry.call
-        error: RpcrlError
-        if failure.kind == "discarded":
-            error = ReplyDiscardedError(failure.info.message)
-        elif failure.kind == "unknown_method":
-            error = UnknownMethodError(failure.info.message)
+        if group is None or group.state is not GroupState.READY:
+            self._insist(peer, self._end_of(name, group))
         else:
-            error = rebuild(
-                failure.info,
-                method=call.method,
-                role=call.role,
-                group=group.name,
-                rank=member.rank,
-                call_id=str(call.call_id),
-            )
-        entry.token.pending.fail(error)
+            self._introductions.begin(found[1], group)
 
     def _take_hello(self, peer: str, hello: Hello) -> None:
         if hello.identity != peer:
@@ -395,6 +321,7 @@ class Hub:
         group = self._membership.on_exit(exited)
         if group is None:
             return
+        self._introductions.gone(exited.identity)
         if group.state is GroupState.CLOSING:
             self._finish_closing(group)
             return
@@ -410,6 +337,16 @@ class Hub:
 
     # -- common ------------------------------------------------------------------------------------------------------
 
+    def _seat_of(self, identity: str) -> Seat | None:
+        found = self._membership.find(identity)
+        return None if found is None else Seat(found[0].name, found[1].rank)
+
+    def _end_of(self, name: str, group: Group | None) -> GroupEnded:
+        """Say to a worker why a group takes no calls."""
+        error = self._unusable(name, group, "the call of another worker")
+        lost = isinstance(error, WorkerLostError | AgentLostError)
+        return GroupEnded(name, "lost" if lost else "closed", str(error), tuple(group.exits) if group else ())
+
     def _unusable(self, name: str, group: Group | None, during: str) -> RpcrlError:
         if group is None or group.state is GroupState.CLOSING:
             return ClosedError(f"group {name!r} is closed; {during} was not sent")
@@ -420,13 +357,8 @@ class Hub:
         return StartError(f"group {name!r} has not started; {during} was not sent")
 
     def _fail_calls(self, group: Group, reason: Callable[[str], RpcrlError]) -> None:
-        failed: set[int] = set()
-        entries: list[OpenCall[_Slot]] = self._calls.drop_peers(group.identities)
-        for entry in entries:
-            pending = entry.token.pending
-            if id(pending) not in failed:
-                failed.add(id(pending))
-                pending.fail(reason(pending.description))
+        self._caller.drop(group.identities, reason)
+        self._introductions.end(group, self._end_of(group.name, group))
 
     def _fail_start(self, group: Group, error: RpcrlError) -> None:
         starting = self._starting.pop(group.name, None)

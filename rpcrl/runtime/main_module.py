@@ -7,6 +7,7 @@ The driver describes its main module; a worker loads that file (or module, under
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import importlib.util
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 from rpcrl.errors import UsageError
 from rpcrl.wire.imports import MAIN
 
-__all__ = ["class_path", "describe_main", "load_main"]
+__all__ = ["class_path", "describe_main", "find_class", "load_main"]
 
 
 def describe_main() -> dict[str, Any]:
@@ -54,6 +55,18 @@ def class_path(kind: type) -> str:
             )
         module = MAIN
     return f"{module}:{name}"
+
+
+def find_class(path: str, main: Mapping[str, Any]) -> type:
+    """Return the class of ``module:qualname`` in a worker; loads the driver's main module if it is from there."""
+    module_name, _, qualname = path.partition(":")
+    if module_name == MAIN and MAIN not in sys.modules:
+        load_main(main)
+    target: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
+    for name in qualname.split("."):
+        target = getattr(target, name)
+    kind: type = target
+    return kind
 
 
 def load_main(description: Mapping[str, Any]) -> None:

@@ -42,6 +42,8 @@ class Member:
     incarnation: str
     rank: int
     roles: tuple[str, ...]
+    public_key: str = ""
+    """Its CURVE key, for its peers; empty on Unix sockets."""
     state: MemberState = MemberState.STARTING
     host: str = ""
     pid: int = 0

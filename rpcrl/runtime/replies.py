@@ -92,6 +92,10 @@ class ReplyCache:
             if frames is not None:
                 entry.num_bytes -= _num_bytes(frames)
 
+    def forget(self, caller: str) -> None:
+        """Free everything that is kept for a caller that is gone."""
+        self._callers.pop(caller, None)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all replies that are kept."""

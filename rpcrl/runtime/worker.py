@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rpcrl import env
 from rpcrl.dispatch.register import register
 from rpcrl.errors import UsageError
+
+if TYPE_CHECKING:
+    from rpcrl.runtime.router import Router
 
 __all__ = ["Worker", "WorkerContext", "context", "in_worker", "set_context"]
 
@@ -26,6 +29,8 @@ class WorkerContext:
     device: str | None
     held_port: Any = None
     """Rank 0: the socket that holds MASTER_PORT until the store takes it over."""
+    router: Router | None = None
+    """The way to other groups, for the handles that this worker is given."""
     roles: dict[str, Any] = field(default_factory=dict)
     meshes: dict[tuple[int, str], tuple[int, bool]] = field(default_factory=dict)
     """(id of the role's instance, mesh) → (dp rank, does this rank collect?)."""

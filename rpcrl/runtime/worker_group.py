@@ -1,37 +1,35 @@
-"""What happens when ``group.method(x)`` is called? This file reads from top to bottom in that order.
+"""What is a worker group? Its processes on the driver's side, and a handle of them wherever it is passed to.
 
-bind to the signature → ``mode.dispatch`` → encode each distinct share once → send → (the workers run) → gather in
-rank order → ``mode.collect`` → take the padding off → return.
+The handle is called like an object of the worker class, see ``remote_method``; in a worker it calls the group's
+workers directly.
 """
 
 from __future__ import annotations
 
 import difflib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
 from rpcrl import env
-from rpcrl.dispatch.mode import Arguments, CallShape, Dispatched, Mesh, current
-from rpcrl.dispatch.register import PLAIN, MethodSpec, bind, callable_method, registered_methods
-from rpcrl.dispatch.splitting import unpad_result
+from rpcrl.dispatch.mode import Mesh
+from rpcrl.dispatch.register import PLAIN, callable_method, registered_methods
 from rpcrl.errors import DispatchError, UnknownMethodError, UsageError, WorkerExit
-from rpcrl.runtime.controller import STOP_GRACE_S, Controller, current_controller
-from rpcrl.runtime.future import Future, PendingReplies
-from rpcrl.runtime.hub import Part
+from rpcrl.runtime.controller import STOP_GRACE_S, Controller, current_controller, open_controller
+from rpcrl.runtime.future import Future
+from rpcrl.runtime.main_module import class_path, find_class
+from rpcrl.runtime.remote_method import RemoteMethod
+from rpcrl.runtime.router import Router
+from rpcrl.runtime.worker import context, in_worker
 from rpcrl.topology import ResourcePool
-from rpcrl.wire.codec import decode, encode
-from rpcrl.wire.messages import Encoded
+from rpcrl.wire.codec import register_codec
 
-__all__ = ["ClassWithInitArgs", "RemoteMethod", "WorkerGroup"]
+__all__ = ["ClassWithInitArgs", "WorkerGroup", "WorkerHandle", "register_handles"]
 
 W = TypeVar("W")
 """The worker class; of a group of several roles, ``rpcrl.mypy_plugin`` sets a TypedDict of them."""
 Role = TypeVar("Role", covariant=True)
-P = ParamSpec("P")
-Value = TypeVar("Value")
-Called = TypeVar("Called")
 
 
 class ClassWithInitArgs(Generic[Role]):
@@ -47,12 +45,18 @@ class ClassWithInitArgs(Generic[Role]):
 class _Shared:
     """What a group and its views have in common."""
 
-    controller: Controller
+    router: Router
     pool: ResourcePool
     name: str
     identities: tuple[str, ...]
     classes: dict[str, type]
+    owner: Controller | None = None
+    """The controller that ends the group's processes; None for a handle in a worker, which does not own them."""
     exits: list[WorkerExit] | None = None
+
+
+_groups: weakref.WeakValueDictionary[tuple[str, str], _Shared] = weakref.WeakValueDictionary()
+"""(run, name) → the driver's groups, for handles that come back from workers."""
 
 
 class WorkerGroup(Generic[W]):
@@ -66,6 +70,8 @@ class WorkerGroup(Generic[W]):
     ``name`` shows in logs and errors; ``environment`` sets variables of the workers (rank and device variables are
     refused); ``controller`` is the one opened last by default. Use ClassWithInitArgs where a constructor has
     parameters of these names.
+
+    A group may be an argument of another group's methods: there it is a handle, which calls these workers directly.
 
     Returns when every rank has built its roles. Raises StartError with the remote story if one has not (then all are
     ended), UsageError or DispatchError before anything is started.
@@ -111,7 +117,9 @@ class WorkerGroup(Generic[W]):
         controller = controller or current_controller()
         specs = {role: (item.cls, item.args, item.kwargs) for role, item in roles.items()}
         group = controller.start_group(pool, specs, name=name, environment=environment)
-        shared = _Shared(controller, pool, group.name, group.identities, {r: i.cls for r, i in roles.items()})
+        classes = {role: item.cls for role, item in roles.items()}
+        shared = _Shared(controller, pool, group.name, group.identities, classes, owner=controller)
+        _groups[controller.run_id, group.name] = shared
         # When the last handle of the group is gone, so is the use of its processes.
         weakref.finalize(shared, controller.abandon_group, group.name).atexit = False
         self._attach(shared, next(iter(roles)) if len(roles) == 1 else None)
@@ -151,6 +159,22 @@ class WorkerGroup(Generic[W]):
         return len(self._shared.identities)
 
     @property
+    def identities(self) -> tuple[str, ...]:
+        """Names of the workers, in rank order; each is given once in a run."""
+        return self._shared.identities
+
+    @property
+    def router(self) -> Router:
+        """The way to the workers: the controller, or a worker's own end."""
+        return self._shared.router
+
+    @property
+    def workers(self) -> tuple[WorkerHandle[W], ...]:
+        """A handle of each single worker, in rank order. Raises UnknownMethodError for a group of several roles."""
+        role, worker_cls = self._one_role("workers")
+        return tuple(WorkerHandle(self, role, worker_cls, rank) for rank in range(self.world_size))
+
+    @property
     def resource_pool(self) -> ResourcePool:
         """The pool that the group runs on."""
         return self._shared.pool
@@ -177,28 +201,43 @@ class WorkerGroup(Generic[W]):
         return self._by_name(method_name, rank_zero=True).submit(*args, **kwargs)
 
     def _by_name(self, name: str, *, rank_zero: bool) -> RemoteMethod[..., Any, Any]:
-        worker_cls = None if self._role is None else self._shared.classes[self._role]
-        if self._role is None or worker_cls is None or callable_method(worker_cls, name) is None:
+        role, worker_cls = self._one_role(name)
+        if callable_method(worker_cls, name) is None:
             raise UnknownMethodError(self._unknown(name))
-        return RemoteMethod(self, self._role, worker_cls, name, replace(PLAIN, rank_zero=rank_zero))
+        return RemoteMethod(self, role, worker_cls, name, replace(PLAIN, rank_zero=rank_zero))
 
-    def spawn(self) -> dict[str, WorkerGroup[W]]:
-        """Return a view for each role: the same processes, the methods of that role alone."""
-        return {role: self._view(role) for role in self._shared.classes}
+    def _one_role(self, wanted: str) -> tuple[str, type]:
+        if self._role is None:
+            raise UnknownMethodError(self._unknown(wanted))
+        return self._role, self._shared.classes[self._role]
+
+    def spawn(self, prefix_set: Iterable[str] | None = None) -> dict[str, WorkerGroup[W]]:
+        """Return a view for each role (or for those named): the same processes, the methods of that role alone.
+
+        Names are whole: ``actor`` is never ``actor_rollout``. Raises UsageError for a role that the group has not.
+        """
+        roles = list(self._shared.classes if prefix_set is None else prefix_set)
+        missing = [role for role in roles if role not in self._shared.classes]
+        if missing:
+            raise UsageError(
+                f"{self!r} has no role {', '.join(map(repr, missing))}; its roles are {', '.join(self._shared.classes)}"
+            )
+        return {role: self._view(role) for role in roles}
 
     def close(self, *, grace_s: float = STOP_GRACE_S) -> list[WorkerExit]:
         """End the group's processes (SIGTERM, ``grace_s``, SIGKILL); returns their ends when all are reaped.
 
-        Calls that run fail with ClosedError, and so do the group's other views. Idempotent.
+        Calls that run fail with ClosedError, and so do the group's other views. Idempotent. Raises UsageError for a
+        handle in a worker: the driver ends groups.
         """
+        if self._shared.owner is None:
+            raise UsageError(f"{self!r} belongs to the driver, which alone can end it; this is a worker's handle of it")
         if self._shared.exits is None:
-            self._shared.exits = self._shared.controller.stop_group(self.name, grace_s)
+            self._shared.exits = self._shared.owner.stop_group(self.name, grace_s)
         return self._shared.exits
 
-    def _view(self, role: str) -> WorkerGroup[W]:
-        view: WorkerGroup[W] = WorkerGroup.__new__(WorkerGroup)
-        view._attach(self._shared, role)
-        return view
+    def _view(self, role: str | None) -> WorkerGroup[W]:
+        return _handle(self._shared, role)
 
     def _unknown(self, name: str) -> str:
         if self._role is None:
@@ -214,93 +253,76 @@ class WorkerGroup(Generic[W]):
         return f"{worker_cls.__name__} has no registered method {name!r}{hint}"
 
 
-class RemoteMethod(Generic[P, Value, Called]):
-    """A registered method of a group: call it and wait, or ``submit`` and go on.
+class WorkerHandle(Generic[W]):
+    """One worker of a group: its methods take their arguments as they are and give the worker's own result.
 
-    To type checkers: ``P`` are the parameters, ``Value`` is what the mode gives; the plain call returns ``Called``,
-    which is ``Value``, or ``Future[Value]`` of a method registered with ``blocking=False``.
+    Made by ``group.workers[rank]``; may be an argument, as its group may.
     """
 
-    def __init__(self, group: WorkerGroup[Any], role: str, worker_cls: type, name: str, spec: MethodSpec) -> None:
-        self._group = group
+    def __init__(self, group: WorkerGroup[W], role: str, worker_cls: type, rank: int) -> None:
+        self.group = group
+        self.rank = rank
         self._role = role
-        self._worker_cls = worker_cls
-        self._spec = spec
-        self._mode = current(spec.dispatch_mode)
-        self._shape = CallShape(f"{role}.{name}", spec.uneven, spec.rank_zero, spec.merge)
-        self.__name__ = name
-        self.__doc__ = getattr(worker_cls, name).__doc__
+        for name, spec in registered_methods(worker_cls).items():
+            setattr(self, name, RemoteMethod(group, role, worker_cls, name, spec, rank=rank))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise UnknownMethodError(self.group._unknown(name))
 
     def __repr__(self) -> str:
-        return f"<{self._shape.name} of {self._group!r}, {self._mode!r}>"
+        return f"<WorkerHandle: rank {self.rank} of {self.group!r}>"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Called:
-        """Run the method on the group and wait for its result (unless it is registered with ``blocking=False``)."""
-        if not self._spec.blocking:
-            return cast("Called", self.submit(*args, **kwargs))
-        # Only the caller who waits for the end, however long, leaves the arguments alone until they are not needed.
-        return cast("Called", self._start(args, kwargs, snapshot=self._spec.timeout_s is not None).result())
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[Value]:
-        """Start the method and return its Future; the arguments may be changed as soon as this returns."""
-        return self._start(args, kwargs, snapshot=True)
+def _handle(shared: _Shared, role: str | None) -> WorkerGroup[Any]:
+    handle: WorkerGroup[Any] = WorkerGroup.__new__(WorkerGroup)
+    handle._attach(shared, role)
+    return handle
 
-    def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, snapshot: bool) -> Future[Value]:
-        controller = self._group._shared.controller
-        controller.check_usable()
-        arguments = self._bind(args, kwargs)
-        dispatched = self._dispatch(arguments)
-        parts = self._encode(dispatched, snapshot=snapshot)
-        pending = PendingReplies(self._describe(), range(len(parts)))
-        controller.call(self._group.name, self._role, self.__name__, parts, pending)
-        num_padding, num_rows, sent = dispatched.num_padding, dispatched.num_rows, self._shape.sent(dispatched)
-        return Future(
-            pending,
-            lambda replies: self._unpad(self._collect(self._gather(replies), sent), num_padding, num_rows),
-            timeout_s=self._spec.timeout_s,
-            cancel=controller.cancel,
-        )
 
-    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-        bind(self._worker_cls, self.__name__, args, kwargs, call=self._shape.name)
-        return Arguments(args, kwargs)
+def register_handles(main: Mapping[str, Any] | None = None) -> None:
+    """Let groups and single workers travel as handles; ``main`` is what a worker knows of the driver's main module."""
 
-    def _dispatch(self, arguments: Arguments) -> Dispatched:
-        return self._mode.dispatch(self._group, self._shape, arguments)
+    def write_group(group: WorkerGroup[Any]) -> object:
+        shared = group._shared
+        return {
+            "run": shared.router.run_id,
+            "group": shared.name,
+            "role": group._role,
+            "identities": shared.identities,
+            "classes": {role: class_path(kind) for role, kind in shared.classes.items()},
+            "pool": shared.pool,
+        }
 
-    def _encode(self, dispatched: Dispatched, *, snapshot: bool) -> list[Part]:
-        imports = self._group._shared.controller.imports
-        encoded: dict[int, Encoded] = {}
-        for arguments in dispatched.per_rank:
-            if id(arguments) not in encoded:
-                name = self._shape.name
-                value = encode(
-                    (arguments.args, dict(arguments.kwargs)), path=(f"{name} args", f"{name} kwargs"), imports=imports
-                )
-                encoded[id(arguments)] = value.own_copy() if snapshot else value
-        count = len(dispatched.per_rank)
-        identities = self._group._shared.identities[:count]
-        mesh = self._mode.mesh_name
-        wanted = (True,) * count if mesh is None else self._group.mesh(mesh).collects
-        return [
-            Part(identity, encoded[id(arguments)], wants_result)
-            for identity, arguments, wants_result in zip(identities, dispatched.per_rank, wanted, strict=True)
-        ]
+    def read_group(plain: Any) -> WorkerGroup[Any]:
+        key = (plain["run"], plain["group"])
+        if not in_worker():
+            open_controller(plain["run"])
+            if key not in _groups:
+                raise UsageError(f"group {plain['group']!r} has been closed; its handle is of no use any more")
+            return _handle(_groups[key], plain["role"])
+        router = context().router
+        if router is None or router.run_id != plain["run"]:
+            raise UsageError(f"a handle of group {plain['group']!r} belongs to another run, {plain['run']}")
+        classes = {role: find_class(path, main or {}) for role, path in plain["classes"].items()}
+        shared = _Shared(router, plain["pool"], plain["group"], tuple(plain["identities"]), classes)
+        return _handle(shared, plain["role"])
 
-    def _gather(self, replies: Sequence[Encoded]) -> list[Any]:
-        imports = self._group._shared.controller.imports
-        return [decode(reply, imports=imports) for reply in replies]
+    def write_worker(handle: WorkerHandle[Any]) -> object:
+        return {"group": handle.group, "rank": handle.rank}
 
-    def _collect(self, outputs: list[Any], sent: CallShape) -> Any:
-        if self._spec.rank_zero:
-            return outputs[0]
-        return self._mode.collect(self._group, sent, outputs)
+    register_codec(WorkerGroup, name="rpcrl.WorkerGroup", encode=write_group, decode=read_group, replace=True)
+    register_codec(
+        WorkerHandle,
+        name="rpcrl.WorkerHandle",
+        encode=write_worker,
+        decode=lambda plain: plain["group"].workers[plain["rank"]],
+        replace=True,
+    )
 
-    def _unpad(self, result: Any, num_padding: int, num_rows: int) -> Any:
-        return unpad_result(result, num_padding, num_rows, call=self._shape.name)
 
-    def _describe(self) -> str:
-        return f"{self._shape.name} on group {self._group.name!r}"
+register_handles()
 
 
 def _roles_of(

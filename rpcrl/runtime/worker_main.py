@@ -13,22 +13,23 @@ import signal
 import socket
 import sys
 import threading
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from rpcrl import env, logs
-from rpcrl.runtime.main_module import load_main
+from rpcrl.runtime.main_module import find_class
+from rpcrl.runtime.peers import Me, Peers, listening_address
 from rpcrl.runtime.process_group import hold_port
 from rpcrl.runtime.serve import CallServer, Terminated
 from rpcrl.runtime.worker import WorkerContext, set_context
+from rpcrl.runtime.worker_group import register_handles
 from rpcrl.transport.base import ClientKeys, Connection, KeyPair, Limits
 from rpcrl.transport.open import connect
 from rpcrl.version import __version__
 from rpcrl.wire.codec import decode
 from rpcrl.wire.failures import describe
-from rpcrl.wire.imports import MAIN, ImportPolicy
+from rpcrl.wire.imports import ImportPolicy
 from rpcrl.wire.messages import BUILD, Failure, Hello, Ready, Shutdown, Welcome
 
 __all__ = ["main"]
@@ -45,12 +46,16 @@ def main() -> int:
     context = _make_context(bootstrap)
     set_context(context)
     logs.set_up()
+    register_handles(bootstrap["main"])
     for entry in bootstrap["main"]["sys_path"]:
         if entry not in sys.path:
             sys.path.append(entry)
     connection = _connect(bootstrap)
     imports = ImportPolicy(tuple(bootstrap["allow_imports"]))
     server = CallServer(connection, imports, incarnation=bootstrap["incarnation"])
+    peers = Peers(server, _me(bootstrap))
+    context.router = peers
+    server.on_peers = peers.take
     server.start()
     try:
         server.post(_hello(context, bootstrap))
@@ -61,8 +66,20 @@ def main() -> int:
             server.post(Ready(context.identity))
             server.run()
     finally:
+        peers.close()
         server.close()
     return 0 if server.failure is None else 1
+
+
+def _me(bootstrap: dict[str, Any]) -> Me:
+    keys = bootstrap["keys"]
+    return Me(
+        run_id=bootstrap["run_id"],
+        identity=bootstrap["identity"],
+        incarnation=bootstrap["incarnation"],
+        address=listening_address(bootstrap["address"], bootstrap["host_address"], bootstrap["incarnation"]),
+        keys=KeyPair(keys["public"], keys["secret"]) if keys else None,
+    )
 
 
 def _connect(bootstrap: dict[str, Any]) -> Connection:
@@ -127,7 +144,7 @@ def _build(
     """Build the roles in their order; on failure tell the controller why, and wait to be ended."""
     env.put(welcome.environment)
     try:
-        classes = {role: _find_class(path, bootstrap["main"]) for role, path in bootstrap["roles"].items()}
+        classes = {role: find_class(path, bootstrap["main"]) for role, path in bootstrap["roles"].items()}
         arguments = decode(welcome.payload, imports=imports)
         for role, kind in classes.items():
             args, kwargs = arguments[role]
@@ -141,17 +158,6 @@ def _build(
         return False
     server.add_roles(context.roles)
     return True
-
-
-def _find_class(path: str, main: dict[str, Any]) -> type:
-    module_name, _, qualname = path.partition(":")
-    if module_name == MAIN and MAIN not in sys.modules:
-        load_main(main)
-    target: Any = sys.modules.get(module_name) or import_module(module_name)
-    for name in qualname.split("."):
-        target = getattr(target, name)
-    kind: type = target
-    return kind
 
 
 def _leave(status: int) -> NoReturn:

@@ -1,7 +1,7 @@
 """What does a transport promise?
 
-A ``Listener`` serves many named peers, a ``Connection`` reaches one listener. Both move messages that are
-lists of frames, and both belong to **one** thread: only ``wake`` may be called from another.
+A ``Listener`` serves many named peers, a ``Connection`` reaches one listener, a ``Dialer`` reaches many. All move
+messages that are lists of frames, and each belongs to **one** thread: only ``wake`` may be called from another.
 
 Promises, checked by ``rpcrl.testing.transport_kit`` on every implementation:
 
@@ -24,7 +24,7 @@ from typing import Protocol
 
 from rpcrl.shm.buffers import Buffer, Raw
 
-__all__ = ["Allowed", "ClientKeys", "Connection", "Frame", "KeyPair", "Limits", "Listener"]
+__all__ = ["Allowed", "ClientKeys", "Connection", "Dialer", "Frame", "KeyPair", "Limits", "Listener", "ManyPeers"]
 
 Frame = Raw
 """What arrives. What is sent may be ``Placed`` in shared memory as well: a plain end sends its bytes."""
@@ -70,13 +70,8 @@ class Allowed(Protocol):
         ...
 
 
-class Listener(Protocol):
-    """Bound end: many peers, each known by its identity."""
-
-    @property
-    def address(self) -> str:
-        """Where peers connect, with the real port."""
-        ...
+class ManyPeers(Protocol):
+    """An end that has many peers, each known by its name: what listeners and dialers share."""
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Queue one message for ``peer``.
@@ -98,6 +93,30 @@ class Listener(Protocol):
 
     def close(self) -> None:
         """Close; see the module's promises."""
+        ...
+
+
+class Listener(ManyPeers, Protocol):
+    """Bound end: many peers, each known by its identity."""
+
+    @property
+    def address(self) -> str:
+        """Where peers connect, with the real port."""
+        ...
+
+
+class Dialer(ManyPeers, Protocol):
+    """Connecting end with many listeners, each known by the name that this side gave it."""
+
+    def dial(self, peer: str, address: str, *, server_public: str | None = None) -> None:
+        """Connect to a listener, which need not be there yet, and call it ``peer`` from now on.
+
+        TCP needs the listener's public key. Raises UsageError for a name that is in use, TransportError.
+        """
+        ...
+
+    def hang_up(self, peer: str) -> None:
+        """Give a listener up; unsent messages to it are dropped. Nothing happens if it was not dialled."""
         ...
 
 

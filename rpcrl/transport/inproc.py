@@ -8,13 +8,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from rpcrl.errors import PeerUnreachableError, TransportError
+from rpcrl.errors import PeerUnreachableError, TransportError, UsageError
 from rpcrl.shm.buffers import Buffer, view_of
 from rpcrl.transport.addresses import check_identity, split_address
 from rpcrl.transport.base import Frame, Limits
 from rpcrl.transport.endpoint import Endpoint
 
-__all__ = ["InprocConnection", "InprocListener"]
+__all__ = ["InprocConnection", "InprocDialer", "InprocListener"]
 
 _lock = threading.RLock()
 _listeners: dict[str, InprocListener] = {}
@@ -189,4 +189,67 @@ class InprocConnection(_Endpoint):
             listener = self._listener
             if listener is not None and listener._peers.get(self._identity) is self:
                 del listener._peers[self._identity]
+            self._changed.notify_all()
+
+
+class _Line(InprocConnection):
+    """One of a dialer's connections: what arrives here goes to the dialer."""
+
+    def __init__(self, address: str, identity: str, limits: Limits, peer: str, dialer: InprocDialer) -> None:
+        self._peer = peer
+        self._dialer = dialer
+        super().__init__(address, identity, limits)
+
+    def _put(self, sender: str, frames: list[Frame]) -> bool:
+        return self._dialer._put(self._peer, frames)
+
+
+class InprocDialer(_Endpoint):
+    """Connects to any number of listeners; see ``base.Dialer``."""
+
+    def __init__(self, identity: str, limits: Limits) -> None:
+        super().__init__(f"inproc://dialer-of-{identity}", limits)
+        check_identity(identity)
+        self._identity = identity
+        self._lines: dict[str, _Line] = {}
+
+    def dial(self, peer: str, address: str, *, server_public: str | None = None) -> None:
+        """Connect to a listener and call it ``peer`` from now on; see ``base.Dialer.dial``."""
+        self._check_usable()
+        if peer in self._lines:
+            raise UsageError(f"{peer!r} is dialled already")
+        if server_public is not None:
+            raise UsageError(f"{address}: keys protect nothing within a process; pass server_public=None")
+        self._lines[peer] = _Line(address, self._identity, self._limits, peer, self)
+
+    def hang_up(self, peer: str) -> None:
+        """Give a listener up. Nothing happens if it was not dialled."""
+        self._check_usable()
+        line = self._lines.pop(peer, None)
+        if line is not None:
+            line.close()
+
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
+        """Queue one message for ``peer``; see ``base.Listener.send``."""
+        self._check_usable()
+        if peer not in self._lines:
+            raise PeerUnreachableError(f"{peer!r} was not dialled, or was hung up")
+        self._lines[peer].send(frames)
+
+    def receive(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
+        """Return the next ``(peer, frames)``; None after ``timeout_s`` or after ``wake``."""
+        self._check_usable()
+        while (taken := self._take(timeout_s)) is not None:
+            if taken[0] in self._lines:
+                return taken
+        return None
+
+    def close(self) -> None:
+        """Close every connection; what was sent stays with the listeners."""
+        if os.getpid() != self._pid or self._closed:
+            return
+        for line in self._lines.values():
+            line.close()
+        with self._changed:
+            self._closed = True
             self._changed.notify_all()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from rpcrl.errors import UsageError
 from rpcrl.transport.addresses import split_address
-from rpcrl.transport.base import Allowed, ClientKeys, Connection, KeyPair, Limits, Listener
+from rpcrl.transport.base import Allowed, ClientKeys, Connection, Dialer, KeyPair, Limits, Listener
 
-__all__ = ["connect", "listen"]
+__all__ = ["connect", "dialer", "listen"]
 
 
 def listen(
@@ -48,3 +48,18 @@ def connect(address: str, *, identity: str, limits: Limits | None = None, keys: 
     from rpcrl.transport.zeromq import ZmqConnection
 
     return ZmqConnection(address, identity, limits, keys)
+
+
+def dialer(scheme: str, *, identity: str, limits: Limits | None = None, keys: KeyPair | None = None) -> Dialer:
+    """Return an end that reaches many listeners of one scheme (``inproc``, ``ipc`` or ``tcp``). TCP needs ``keys``.
+
+    Listeners know it by its identity, as they know a connection. Raises as ``connect`` does.
+    """
+    limits = limits if limits is not None else Limits()
+    if scheme == "inproc":
+        from rpcrl.transport.inproc import InprocDialer
+
+        return InprocDialer(identity, limits)
+    from rpcrl.transport.dialer import ZmqDialer
+
+    return ZmqDialer(identity, limits, keys)

@@ -37,7 +37,7 @@ from rpcrl.transport.base import Allowed, ClientKeys, Frame, KeyPair, Limits
 from rpcrl.transport.endpoint import Endpoint
 from rpcrl.transport.keys import ZAP_DOMAIN, ZapThread, check_key, require_curve
 
-__all__ = ["ZmqConnection", "ZmqListener"]
+__all__ = ["ZmqConnection", "ZmqEndpoint", "ZmqListener", "remaining_ms"]
 
 _log = get_logger(__name__)
 
@@ -46,7 +46,7 @@ _MONITOR_ADDRESS = "inproc://rpcrl-monitor"
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
-class _Endpoint(Endpoint):
+class ZmqEndpoint(Endpoint):
     """What both ends share: the socket and its options, waking, waiting and closing."""
 
     def __init__(self, kind: int, limits: Limits, keyed: bool) -> None:
@@ -138,11 +138,12 @@ def _set_options(socket: zmq.Socket[Any], limits: Limits) -> None:
     socket.setsockopt(zmq.IMMEDIATE, 0)  # a DEALER queues while it has no connection
 
 
-def _remaining_ms(deadline_s: float | None) -> int:
+def remaining_ms(deadline_s: float | None) -> int:
+    """Return the milliseconds to a deadline of the monotonic clock, as ZeroMQ's poll takes them; -1 for none."""
     return -1 if deadline_s is None else max(0, round((deadline_s - time.monotonic()) * 1000))
 
 
-class ZmqListener(_Endpoint):
+class ZmqListener(ZmqEndpoint):
     """A ROUTER socket on ipc or tcp; see ``base.Listener``."""
 
     def __init__(self, address: str, limits: Limits, keys: KeyPair | None, allowed: Allowed | None) -> None:
@@ -225,8 +226,8 @@ class ZmqListener(_Endpoint):
                 # Only now: wakes that come without end must not keep messages waiting.
                 if self._take_wake():
                     return None
-                remaining_ms = _remaining_ms(deadline_s)
-                if remaining_ms == 0 or not self._poller.poll(remaining_ms):
+                left_ms = remaining_ms(deadline_s)
+                if left_ms == 0 or not self._poller.poll(left_ms):
                     return None
                 continue
             first = self._socket.recv(copy=False)
@@ -262,7 +263,7 @@ class ZmqListener(_Endpoint):
             self._path.unlink(missing_ok=True)
 
 
-class ZmqConnection(_Endpoint):
+class ZmqConnection(ZmqEndpoint):
     """A DEALER socket to one listener on ipc or tcp; see ``base.Connection``."""
 
     def __init__(self, address: str, identity: str, limits: Limits, keys: ClientKeys | None) -> None:
@@ -330,19 +331,19 @@ class ZmqConnection(_Endpoint):
                 if self._take_wake():
                     return None
                 self._watch_handshake()
-                remaining_ms = self._patience_ms(deadline_s)
-                if _remaining_ms(deadline_s) == 0:
+                left_ms = self._patience_ms(deadline_s)
+                if remaining_ms(deadline_s) == 0:
                     return None
-                self._poller.poll(remaining_ms)
+                self._poller.poll(left_ms)
                 continue
             return [first.bytes, *self._rest(first.more)]
 
     def _patience_ms(self, deadline_s: float | None) -> int:
         """How long to wait: to the caller's deadline, or to the handshake's if that is sooner."""
         if self._shaking_since_s is None:
-            return _remaining_ms(deadline_s)
-        handshake_ms = _remaining_ms(self._shaking_since_s + self._limits.handshake_s) + 1
-        return handshake_ms if deadline_s is None else min(handshake_ms, _remaining_ms(deadline_s))
+            return remaining_ms(deadline_s)
+        handshake_ms = remaining_ms(self._shaking_since_s + self._limits.handshake_s) + 1
+        return handshake_ms if deadline_s is None else min(handshake_ms, remaining_ms(deadline_s))
 
     def _watch_handshake(self) -> None:
         """Read what libzmq tells about the connection; raise when it was refused or its handshake takes too long."""

@@ -45,6 +45,13 @@ KINDS: dict[int, type] = {
     13: messages.WorkerExited,
     14: messages.WorkerOutput,
     15: messages.Cancel,
+    16: messages.AllowImports,
+    17: messages.Introduce,
+    18: messages.ExpectPeer,
+    19: messages.PeerExpected,
+    20: messages.Introduction,
+    21: messages.GroupEnded,
+    22: messages.ForgetPeer,
 }
 
 

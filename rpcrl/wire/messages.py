@@ -8,6 +8,8 @@ Life of a worker: ``Hello`` → (all ranks of the group are here) ``Welcome`` �
 ``Failure`` of call ``BUILD`` → ``Call`` … ``Result`` → ``Shutdown``.
 Life of an agent: ``Hello`` → ``StartWorkers`` → ``WorkerStarted`` … ``WorkerOutput`` … ``WorkerExited`` →
 ``Shutdown``.
+A worker that calls another group: ``Introduce`` → (to each member ``ExpectPeer``, answered ``PeerExpected``) →
+``Introduction``; then it talks to the members without the controller, until ``GroupEnded``.
 """
 
 from __future__ import annotations
@@ -15,19 +17,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rpcrl.errors import WorkerExit
 from rpcrl.shm.buffers import Buffer, Lent, Placed, num_bytes
 
 __all__ = [
     "BUILD",
     "PROTOCOL_VERSION",
+    "AllowImports",
     "Call",
     "CallId",
     "Cancel",
     "Encoded",
+    "ExpectPeer",
     "Failure",
     "FailureInfo",
+    "ForgetPeer",
+    "GroupEnded",
     "Hello",
+    "Introduce",
+    "Introduction",
     "Message",
+    "PeerAddress",
+    "PeerExpected",
     "Probe",
     "Ready",
     "Result",
@@ -270,6 +281,76 @@ class WorkerOutput:
     lines: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class AllowImports:
+    """From now on functions and classes of these modules may travel."""
+
+    prefixes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Introduce:
+    """A worker asks the controller: how do I reach the workers of this group?"""
+
+    group: str
+
+
+@dataclass(frozen=True)
+class ExpectPeer:
+    """The controller tells a worker: this one may call you."""
+
+    identity: str
+    public_key: str = ""
+    """Its CURVE key; empty on Unix sockets, which only this user can reach."""
+
+
+@dataclass(frozen=True)
+class PeerExpected:
+    """A worker's answer: I listen for it here."""
+
+    identity: str
+    """The peer that was announced."""
+    address: str
+
+
+@dataclass(frozen=True)
+class PeerAddress:
+    """Where one member of a group listens for its peers."""
+
+    identity: str
+    incarnation: str
+    rank: int
+    address: str
+    public_key: str = ""
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """The controller's answer to ``Introduce``: every member expects you."""
+
+    group: str
+    members: tuple[PeerAddress, ...]
+
+
+@dataclass(frozen=True)
+class GroupEnded:
+    """To a worker that was or wanted to be introduced: this group takes no calls any more."""
+
+    group: str
+    kind: str
+    """``lost`` or ``closed``."""
+    reason: str
+    exits: tuple[WorkerExit, ...] = ()
+    """What was seen of its workers' ends, first event first."""
+
+
+@dataclass(frozen=True)
+class ForgetPeer:
+    """To a worker: this peer is gone and will ask for nothing any more."""
+
+    identity: str
+
+
 Message = (
     Hello
     | Welcome
@@ -286,4 +367,11 @@ Message = (
     | WorkerStarted
     | WorkerExited
     | WorkerOutput
+    | AllowImports
+    | Introduce
+    | ExpectPeer
+    | PeerExpected
+    | Introduction
+    | GroupEnded
+    | ForgetPeer
 )

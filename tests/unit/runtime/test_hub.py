@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from rpcrl.errors import AgentLostError, ClosedError, RpcrlError
+from rpcrl.runtime.caller import Part
 from rpcrl.runtime.console import Console
 from rpcrl.runtime.future import PendingReplies
-from rpcrl.runtime.hub import AGENT, Hub, Part
+from rpcrl.runtime.hub import AGENT, Hub
 from rpcrl.runtime.membership import Group, Member
 from rpcrl.transport.base import Connection
 from rpcrl.transport.open import connect, listen
@@ -159,7 +160,7 @@ def test_nobody_waits_for_a_thread_that_has_failed(run: Run):
     for pending in (open_call, run.call()):
         with pytest.raises(AgentLostError, match="a bug"):
             pending.settled.result(WITHIN_S)
-    run.hub._thread.join(WITHIN_S)
+    run.hub._io.join(WITHIN_S)
     with pytest.raises(AgentLostError, match="a bug"):
         run.call().settled.result(WITHIN_S)
     assert run.stop_group().result(WITHIN_S) == []

@@ -10,7 +10,7 @@ import pytest
 
 from rpcrl.dispatch.register import register, registered_methods
 from rpcrl.errors import CallTimeoutError
-from rpcrl.runtime.worker_group import RemoteMethod
+from rpcrl.runtime.remote_method import RemoteMethod
 from rpcrl.wire.codec import decode
 from rpcrl.wire.imports import ImportPolicy
 
@@ -38,7 +38,7 @@ class Silent:
 
 def test_a_call_that_timed_out_is_sent_again_as_it_was_made():
     controller = Silent()
-    group = SimpleNamespace(name="g", world_size=1, _shared=SimpleNamespace(controller=controller, identities=("w0",)))
+    group = SimpleNamespace(name="g", world_size=1, router=controller, identities=("w0",))
     add = RemoteMethod(group, "r", Role, "add", registered_methods(Role)["add"])  # type: ignore[arg-type]
     x = np.zeros(1000)
     with pytest.raises(CallTimeoutError):

@@ -119,7 +119,7 @@ class Driver:
 
     def call(self, sequence: int, method: str, *args: Any, role: str = "r", below: int = 0, life: str = "i") -> None:
         payload = encode((args, {}), imports=IMPORTS)
-        self.send(Call(CallId("me", life, sequence), role, method, payload, answered_below=below))
+        self.send(Call(CallId("controller", life, sequence), role, method, payload, answered_below=below))
 
     def value(self) -> Any:
         message = self.receive()
@@ -183,7 +183,7 @@ def test_a_call_that_is_repeated_while_it_runs_is_answered_once(driver: Driver, 
     assert role.inside.wait(20)
     driver.call(1, "wait")
     driver.call(2, "inc")
-    driver.send(Probe("me", "i", (1, 2)))
+    driver.send(Probe("controller", "i", (1, 2)))
     status = driver.receive()
     assert isinstance(status, Status), "the repeated call has arrived before this answer"
     role.go_on.set()
@@ -215,10 +215,10 @@ def test_a_probe_tells_running_from_unknown_and_sends_a_reply_again(driver: Driv
     assert driver.value() == 1
     driver.call(2, "wait")
     assert role.inside.wait(20)
-    driver.send(Probe("me", "i", (1, 2, 9)))
+    driver.send(Probe("controller", "i", (1, 2, 9)))
     again = driver.receive()
     assert isinstance(again, Result)
-    assert again.call_id == CallId("me", "i", 1)
+    assert again.call_id == CallId("controller", "i", 1)
     status = driver.receive()
     assert isinstance(status, Status)
     assert list(status.running) == [2]
@@ -261,10 +261,10 @@ def test_a_cancelled_call_never_starts_and_the_next_one_does(driver: Driver, rol
     driver.call(1, "wait")
     assert role.inside.wait(20)
     driver.call(2, "inc")
-    driver.send(Cancel(CallId("me", "i", 2)))
-    driver.send(Cancel(CallId("me", "i", 9)))
+    driver.send(Cancel(CallId("controller", "i", 2)))
+    driver.send(Cancel(CallId("controller", "i", 9)))
     driver.call(3, "inc")
-    driver.send(Probe("me", "i", (1, 2, 3)))
+    driver.send(Probe("controller", "i", (1, 2, 3)))
     assert isinstance(driver.receive(), Status), "the cancellation has arrived before this answer"
     role.go_on.set()
     assert driver.value() == "done"

@@ -7,18 +7,26 @@ from typing import Any, get_args
 import msgpack
 import pytest
 
-from rpcrl.errors import DecodeError, EncodeError, ProtocolMismatchError
+from rpcrl.errors import DecodeError, EncodeError, ProtocolMismatchError, WorkerExit
 from rpcrl.wire.codec import encode
 from rpcrl.wire.frames import KINDS, FrameLimits, from_frames, to_frames
 from rpcrl.wire.messages import (
+    AllowImports,
     Call,
     CallId,
     Cancel,
     Encoded,
+    ExpectPeer,
     Failure,
     FailureInfo,
+    ForgetPeer,
+    GroupEnded,
     Hello,
+    Introduce,
+    Introduction,
     Message,
+    PeerAddress,
+    PeerExpected,
     Probe,
     Ready,
     Result,
@@ -56,6 +64,15 @@ MESSAGES: dict[str, Message] = {
     "started": WorkerStarted("w0", 5, "/log"),
     "exited": WorkerExited("w0", "h", 5, None, "SIGKILL", 10, False, ("last",), "/log", ""),
     "output": WorkerOutput("w0", ("line 1", "line 2")),
+    "imports": AllowImports(("mylib",)),
+    "introduce": Introduce("g"),
+    "expect peer": ExpectPeer("w0", "key"),
+    "peer expected": PeerExpected("w0", "ipc:///p"),
+    "introduction": Introduction("g", (PeerAddress("w1", "i1", 0, "ipc:///q", ""),)),
+    "group ended": GroupEnded(
+        "g", "lost", "why", (WorkerExit("w1", "g", 0, ("actor",), "h", 5, None, "SIGKILL", 10, False, ("l",), "/log"),)
+    ),
+    "forget peer": ForgetPeer("w0"),
 }
 
 

@@ -1,0 +1,136 @@
+"""How does a call get its replies? The calling half of an I/O thread, the same in the driver and in a worker.
+
+It joins the table of open calls to a way of sending: calls go out, replies and failures settle what waits for them,
+silence is asked about.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rpcrl.errors import PeerUnreachableError, ReplyDiscardedError, RpcrlError, UnknownMethodError
+from rpcrl.logs import get_logger
+from rpcrl.runtime.calls import CallTable
+from rpcrl.runtime.future import PendingReplies
+from rpcrl.wire.failures import rebuild
+from rpcrl.wire.messages import Call, Cancel, Encoded, Failure, Message, Result, Status
+
+__all__ = ["Caller", "Part", "Seat"]
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's share of a call."""
+
+    identity: str
+    payload: Encoded
+    wants_result: bool = True
+
+
+class Seat(NamedTuple):
+    """Where a worker sits, for error texts."""
+
+    group: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a reply goes."""
+
+    pending: PendingReplies
+    index: int
+
+
+class Caller:
+    """The open calls of one I/O thread, which alone uses it."""
+
+    def __init__(self, name: str, send: Callable[[str, Message], None], seat_of: Callable[[str], Seat | None]) -> None:
+        self._table: CallTable[_Slot] = CallTable(name)
+        self._send = send
+        self._seat_of = seat_of
+
+    def add_peer(self, identity: str, incarnation: str) -> None:
+        """Make room for a worker's calls."""
+        self._table.add_peer(identity, incarnation)
+
+    def call(self, role: str, method: str, parts: Sequence[Part], pending: PendingReplies) -> None:
+        """Send one call to the workers that it is for."""
+        now = time.monotonic()
+        for index, part in enumerate(parts):
+            slot, wanted = _Slot(pending, index), part.wants_result
+            call = self._table.open(part.identity, role, method, part.payload, slot, now=now, wants_result=wanted)
+            self._offer(part.identity, call)
+
+    def cancel(self, pending: PendingReplies) -> None:
+        """Give a call up: its caller hears at once, its workers drop it unless it runs already."""
+        pending.fail(concurrent.futures.CancelledError(f"{pending.description} was cancelled"))
+        for identity, entry in self._table.withdraw(lambda slot: slot.pending is pending):
+            self._offer(identity, Cancel(entry.call.call_id))
+
+    def take(self, peer: str, message: Result | Failure | Status) -> None:
+        """Take what a worker says about a call."""
+        if isinstance(message, Result):
+            entry = self._table.close(peer, message.call_id)
+            if entry is not None:
+                entry.token.pending.deliver(entry.token.index, message.payload)
+        elif isinstance(message, Failure):
+            self._take_failure(peer, message)
+        else:
+            for call in self._table.on_status(peer, message, now=time.monotonic()):
+                self._offer(peer, call)
+
+    def ask(self) -> None:
+        """Ask about the calls that have been silent for long."""
+        for identity, probe in self._table.probes(now=time.monotonic()):
+            self._offer(identity, probe)
+
+    def next_ask_at(self) -> float | None:
+        """Return when ``ask`` has something to do next."""
+        return self._table.next_probe_at()
+
+    def drop(self, identities: Iterable[str], reason: Callable[[str], RpcrlError]) -> None:
+        """Forget workers; their open calls fail with ``reason(what the call was)``, oldest first."""
+        failed: set[int] = set()
+        for entry in self._table.drop_peers(identities):
+            pending = entry.token.pending
+            if id(pending) not in failed:
+                failed.add(id(pending))
+                pending.fail(reason(pending.description))
+
+    def _offer(self, identity: str, message: Message) -> None:
+        """Send what a probe will send again if it does not arrive."""
+        try:
+            self._send(identity, message)
+        except PeerUnreachableError as error:
+            logger.debug("%s to %s waits: %s", type(message).__name__, identity, error)
+        except RpcrlError as error:
+            if isinstance(message, Call) and (entry := self._table.close(identity, message.call_id)) is not None:
+                entry.token.pending.fail(error)
+
+    def _take_failure(self, peer: str, failure: Failure) -> None:
+        entry, seat = self._table.close(peer, failure.call_id), self._seat_of(peer)
+        if entry is None or seat is None:
+            return
+        call = entry.call
+        error: RpcrlError
+        if failure.kind == "discarded":
+            error = ReplyDiscardedError(failure.info.message)
+        elif failure.kind == "unknown_method":
+            error = UnknownMethodError(failure.info.message)
+        else:
+            error = rebuild(
+                failure.info,
+                method=call.method,
+                role=call.role,
+                group=seat.group,
+                rank=seat.rank,
+                call_id=str(call.call_id),
+            )
+        entry.token.pending.fail(error)
