@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,8 +17,9 @@ from rpcrl.errors import PeerUnreachableError, ReplyDiscardedError, RpcrlError, 
 from rpcrl.logs import get_logger
 from rpcrl.runtime.calls import CallTable
 from rpcrl.runtime.future import PendingReplies
+from rpcrl.runtime.lease import Lease
 from rpcrl.wire.failures import rebuild
-from rpcrl.wire.messages import Call, Cancel, Encoded, Failure, Message, Result, Status
+from rpcrl.wire.messages import Call, Cancel, Encoded, Failure, Free, Message, Result, Status
 
 __all__ = ["Caller", "Part", "Seat"]
 
@@ -31,6 +33,7 @@ class Part:
     identity: str
     payload: Encoded
     wants_result: bool = True
+    keep_from_bytes: int | None = None
 
 
 class Seat(NamedTuple):
@@ -55,6 +58,7 @@ class Caller:
         self._table: CallTable[_Slot] = CallTable(name)
         self._send = send
         self._seat_of = seat_of
+        self._released: deque[tuple[str, int]] = deque()
 
     def add_peer(self, identity: str, incarnation: str) -> None:
         """Make room for a worker's calls."""
@@ -64,8 +68,16 @@ class Caller:
         """Send one call to the workers that it is for."""
         now = time.monotonic()
         for index, part in enumerate(parts):
-            slot, wanted = _Slot(pending, index), part.wants_result
-            call = self._table.open(part.identity, role, method, part.payload, slot, now=now, wants_result=wanted)
+            call = self._table.open(
+                part.identity,
+                role,
+                method,
+                part.payload,
+                _Slot(pending, index),
+                now=now,
+                wants_result=part.wants_result,
+                keep_from_bytes=part.keep_from_bytes,
+            )
             self._offer(part.identity, call)
 
     def cancel(self, pending: PendingReplies) -> None:
@@ -77,17 +89,24 @@ class Caller:
     def take(self, peer: str, message: Result | Failure | Status) -> None:
         """Take what a worker says about a call."""
         if isinstance(message, Result):
+            # Made before anything else: what nobody waits for any more is let go by it.
+            lease = Lease(peer, message.kept, self.release) if message.kept else None
             entry = self._table.close(peer, message.call_id)
             if entry is not None:
-                entry.token.pending.deliver(entry.token.index, message.payload)
+                entry.token.pending.deliver(entry.token.index, message.payload, lease)
         elif isinstance(message, Failure):
             self._take_failure(peer, message)
         else:
             for call in self._table.on_status(peer, message, now=time.monotonic()):
                 self._offer(peer, call)
 
+    def release(self, identity: str, key: int) -> None:
+        """Let go of a kept result; for any thread, at any time: a finalizer may interrupt whoever holds a lock."""
+        self._released.append((identity, key))
+
     def ask(self) -> None:
-        """Ask about the calls that have been silent for long."""
+        """Ask about the calls that have been silent for long, and let go of what was released."""
+        self._send_released()
         for identity, probe in self._table.probes(now=time.monotonic()):
             self._offer(identity, probe)
 
@@ -103,6 +122,18 @@ class Caller:
             if id(pending) not in failed:
                 failed.add(id(pending))
                 pending.fail(reason(pending.description))
+
+    def _send_released(self) -> None:
+        keys: dict[str, list[int]] = {}
+        while self._released:
+            identity, key = self._released.popleft()
+            if self._table.has_peer(identity):
+                keys.setdefault(identity, []).append(key)
+        for identity, freed in keys.items():
+            try:
+                self._send(identity, Free(tuple(freed)))
+            except PeerUnreachableError:
+                self._released.extend((identity, key) for key in freed)
 
     def _offer(self, identity: str, message: Message) -> None:
         """Send what a probe will send again if it does not arrive."""

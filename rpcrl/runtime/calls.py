@@ -60,6 +60,10 @@ class CallTable(Generic[Token]):
         """Make room for a worker's calls."""
         self._peers[identity] = _Peer(incarnation)
 
+    def has_peer(self, identity: str) -> bool:
+        """Tell whether a worker can be called."""
+        return identity in self._peers
+
     def open(
         self,
         identity: str,
@@ -70,11 +74,12 @@ class CallTable(Generic[Token]):
         *,
         now: float,
         wants_result: bool = True,
+        keep_from_bytes: int | None = None,
     ) -> Call:
         """Enter a new call and return the message to send."""
         peer = self._peers[identity]
         call_id = CallId(self._caller, peer.incarnation, peer.next_sequence)
-        call = Call(call_id, role, method, payload, peer.answered_below, wants_result)
+        call = Call(call_id, role, method, payload, peer.answered_below, wants_result, keep_from_bytes)
         peer.open[peer.next_sequence] = OpenCall(call, token, now, now + FIRST_PROBE_S)
         if self._look_at is not None:
             self._look_at = min(self._look_at, now + FIRST_PROBE_S)

@@ -22,6 +22,7 @@ from rpcrl.runtime.bookings import Bookings
 from rpcrl.runtime.caller import Part
 from rpcrl.runtime.console import Console
 from rpcrl.runtime.hub import AGENT, Hub
+from rpcrl.runtime.lease import read_references_here
 from rpcrl.runtime.main_module import class_path, describe_main
 from rpcrl.runtime.membership import Group, Member
 from rpcrl.runtime.worker import in_worker
@@ -105,6 +106,7 @@ class Controller:
         self._allowed: dict[str, str] = {}
         self._worker_keys: dict[str, dict[str, str]] = {}
         """Of workers that are about to be started."""
+        read_references_here()
         sweep_stale_runs()
         self.log_dir = Path(log_dir) if log_dir is not None else _default_log_dir(self.run_id)
         self.log_dir.mkdir(parents=True, exist_ok=True)

@@ -10,14 +10,36 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rpcrl.errors import CallTimeoutError
+from rpcrl.runtime.lease import Lease, as_references, materialize
 from rpcrl.wire.messages import Encoded
 
-__all__ = ["Future", "PendingReplies", "as_completed"]
+__all__ = ["Finish", "Future", "PendingReplies", "Reply", "as_completed", "wait_all"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one rank said."""
+
+    payload: Encoded
+    lease: Lease | None = None
+    """Of a result that stays on the worker; the payload then says what it looks like."""
+
+
+@dataclass(frozen=True)
+class Finish(Generic[T]):
+    """How the replies of a call become its value."""
+
+    decode: Callable[[list[Reply]], list[Any]]
+    """One output for each rank; a BatchRef for what stayed on the worker."""
+    collect: Callable[[list[Any]], T]
+    final: Callable[[Any], Any] = materialize
+    """What the caller gets of one output: by default the rows of a reference, read then."""
 
 
 class PendingReplies:
@@ -25,22 +47,27 @@ class PendingReplies:
 
     def __init__(self, description: str, ranks: Sequence[int]) -> None:
         self.description = description
-        self.settled: concurrent.futures.Future[list[Encoded]] = concurrent.futures.Future()
+        self.settled: concurrent.futures.Future[list[Reply]] = concurrent.futures.Future()
+        self.keeps: list[object] = []
+        """What must live as long as the call is open, e.g. the leases of its arguments."""
         self._ranks = tuple(ranks)
-        self._replies: list[Encoded | None] = [None] * len(self._ranks)
+        self._replies: list[Reply | None] = [None] * len(self._ranks)
         self._num_missing = len(self._ranks)
 
-    def deliver(self, index: int, reply: Encoded) -> None:
-        """Take the reply of one rank."""
-        if self._replies[index] is None:
-            self._replies[index] = reply
+    def deliver(self, index: int, payload: Encoded, lease: Lease | None = None) -> None:
+        """Take the reply of one rank; a lease keeps the result that stays on the worker."""
+        if self._replies[index] is None and not self.settled.done():
+            self._replies[index] = Reply(payload, lease)
             self._num_missing -= 1
         if self._num_missing == 0 and not self.settled.done():
+            self.keeps.clear()
             self.settled.set_result([reply for reply in self._replies if reply is not None])
 
     def fail(self, error: BaseException) -> None:
         """Settle with an error, unless it is settled."""
         if not self.settled.done():
+            self.keeps.clear()
+            self._replies = [None] * len(self._replies)
             self.settled.set_exception(error)
 
     @property
@@ -55,7 +82,7 @@ class Future(Generic[T]):
     def __init__(
         self,
         pending: PendingReplies,
-        finish: Callable[[list[Encoded]], T],
+        finish: Finish[T],
         *,
         timeout_s: float | None = None,
         cancel: Callable[[PendingReplies], None] | None = None,
@@ -68,6 +95,7 @@ class Future(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._finished = False
+        self._outputs: list[Any] | None = None
 
     def __repr__(self) -> str:
         state = "done" if self.done() else f"waiting for ranks {self._pending.missing_ranks}"
@@ -121,10 +149,15 @@ class Future(Generic[T]):
         self._pending.settled.add_done_callback(lambda _: callback(self))
 
     def __await__(self) -> Generator[Any, None, T]:
-        replies = yield from self._replies().__await__()
+        return (yield from self._awaited().__await__())
+
+    async def _awaited(self) -> T:
+        replies = await self._replies()
+        if any(reply.lease is not None for reply in replies):
+            return await asyncio.to_thread(self._value_of, replies)  # its rows have to be read first
         return self._value_of(replies)
 
-    async def _replies(self) -> list[Encoded]:
+    async def _replies(self) -> list[Reply]:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.wrap_future(self._shielded())
@@ -133,9 +166,9 @@ class Future(Generic[T]):
                 raise  # the call itself failed with a timeout of its own
             raise CallTimeoutError(self._late(self._timeout_s)) from None
 
-    def _shielded(self) -> concurrent.futures.Future[list[Encoded]]:
+    def _shielded(self) -> concurrent.futures.Future[list[Reply]]:
         """Follow the replies without letting a cancelled awaiter cancel them for everybody else."""
-        follower: concurrent.futures.Future[list[Encoded]] = concurrent.futures.Future()
+        follower: concurrent.futures.Future[list[Reply]] = concurrent.futures.Future()
 
         def settle(settled: concurrent.futures.Future[list[Encoded]]) -> None:
             if not follower.set_running_or_notify_cancel():
@@ -149,15 +182,32 @@ class Future(Generic[T]):
         self._pending.settled.add_done_callback(settle)
         return follower
 
-    def _value_of(self, replies: list[Encoded]) -> T:
+    def reference(self) -> Any:
+        """Return the value of a call that is settled, but leave on the workers what stayed there: a BatchRef.
+
+        Raises what ``result`` raises. Once ``result`` has been asked for, this is its value.
+        """
+        replies = self._pending.settled.result(0)
+        with self._lock:
+            if not self._finished:
+                return self._finish.collect(as_references(self._decoded(replies)))
+        return self.result()
+
+    def _decoded(self, replies: list[Reply]) -> list[Any]:
+        if self._outputs is None:
+            self._outputs = self._finish.decode(replies)
+            replies.clear()  # the outputs are kept, their encoded form is not
+        return self._outputs
+
+    def _value_of(self, replies: list[Reply]) -> T:
         with self._lock:
             if not self._finished:
                 try:
-                    self._value = self._finish(replies)
+                    self._value = self._finish.collect([self._finish.final(out) for out in self._decoded(replies)])
                 except BaseException as error:
                     self._error = error
                 self._finished = True
-                replies.clear()  # the value is kept, its encoded form is not
+                self._outputs = None
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]  # T may include None
@@ -178,3 +228,17 @@ def as_completed(futures: Iterable[Future[T]], timeout_s: float | None = None) -
     except concurrent.futures.TimeoutError:
         late = [future for settled, future in by_settled.items() if not settled.done()]
         raise CallTimeoutError(f"{len(late)} of {len(by_settled)} calls have no reply within {timeout_s} s") from None
+
+
+def wait_all(futures: Iterable[Future[Any]], timeout_s: float | None = None) -> list[Any]:
+    """Wait for calls of any groups together; returns their values in the order of the futures.
+
+    The first failure is raised at once, not when the others have ended. Raises CallTimeoutError if some have not
+    settled within ``timeout_s`` (a method's own deadline counts as well).
+    """
+    listed = list(futures)
+    for future in as_completed(listed, timeout_s):
+        error = future._pending.settled.exception()
+        if error is not None:
+            raise error
+    return [future.result() for future in listed]

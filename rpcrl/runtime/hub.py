@@ -343,9 +343,9 @@ class Hub:
 
     def _end_of(self, name: str, group: Group | None) -> GroupEnded:
         """Say to a worker why a group takes no calls."""
-        error = self._unusable(name, group, "the call of another worker")
-        lost = isinstance(error, WorkerLostError | AgentLostError)
-        return GroupEnded(name, "lost" if lost else "closed", str(error), tuple(group.exits) if group else ())
+        error = self._unusable(name, group, "a call of another worker")
+        kind = "lost" if isinstance(error, WorkerLostError | AgentLostError) else "closed"
+        return GroupEnded(name, kind, str(error).partition(";")[0], tuple(group.exits) if group else ())
 
     def _unusable(self, name: str, group: Group | None, during: str) -> RpcrlError:
         if group is None or group.state is GroupState.CLOSING:

@@ -58,6 +58,11 @@ class Job:
     line: Line
 
     @property
+    def caller(self) -> str:
+        """Who called."""
+        return self.call.call_id.caller
+
+    @property
     def cancelled(self) -> bool:
         """Whether its caller has given it up."""
         return self.call.call_id in self.line.cancelled

@@ -118,6 +118,7 @@ class Peers:
         if isinstance(message, ExpectPeer):
             self._expect(message)
         elif isinstance(message, ForgetPeer):
+            self._server.forget(message.identity)
             if self._line is not None:
                 self._line.forget(message.identity)
         elif isinstance(message, Introduction | GroupEnded):

@@ -19,12 +19,14 @@ from rpcrl.errors import UnknownMethodError
 from rpcrl.logs import get_logger
 from rpcrl.runtime.gate import RoleGate
 from rpcrl.runtime.io_thread import leave_signals_to_main
+from rpcrl.runtime.lease import is_reference, materialize
 from rpcrl.runtime.line import Job, Line, OnePeer
+from rpcrl.runtime.store import STORE, Store, is_keepable, num_bytes
 from rpcrl.transport.base import Connection
 from rpcrl.wire.codec import decode, encode
 from rpcrl.wire.failures import describe
 from rpcrl.wire.imports import ImportPolicy
-from rpcrl.wire.messages import AllowImports, CallId, Failure, Message, Result, Shutdown, Welcome
+from rpcrl.wire.messages import AllowImports, CallId, Failure, Free, Message, Result, Shutdown, Welcome
 
 __all__ = ["CallServer", "Terminated"]
 
@@ -38,8 +40,13 @@ class Terminated(SystemExit):
 class CallServer:
     """Serves the calls that arrive at one worker."""
 
-    def __init__(self, connection: Connection, imports: ImportPolicy, *, incarnation: str) -> None:
+    def __init__(
+        self, connection: Connection, imports: ImportPolicy, *, incarnation: str, store: Store | None = None
+    ) -> None:
         self.imports = imports
+        self._store = store if store is not None else Store()
+        self._reads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._reading: threading.Thread | None = None
         self._tasks: dict[CallId, asyncio.Task[Any]] = {}
         """Asynchronous methods that run; belongs to the loop's thread."""
         self._inbox: queue.SimpleQueue[Welcome | Job | Shutdown] = queue.SimpleQueue()
@@ -92,12 +99,13 @@ class CallServer:
     def close(self) -> None:
         """Send what is queued and close the connection; waits for the I/O thread."""
         self._line.close()
+        self._reads.put(None)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _invoke(self, job: Job) -> tuple[Any, BaseException | None]:
         try:
-            args, kwargs = self._arguments(job)
+            args, kwargs = self._materialized(job, *self._arguments(job))
             return getattr(self._roles[job.call.role], job.call.method)(*args, **kwargs), None
         except Terminated:
             raise
@@ -108,6 +116,15 @@ class CallServer:
         args, kwargs = decode(job.call.payload, imports=self.imports)
         return args, kwargs
 
+    def _materialized(
+        self, job: Job, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Read the rows of references, unless the method wants the references themselves."""
+        spec = callable_method(type(self._roles[job.call.role]), job.call.method)
+        if spec is not None and not spec.materialize_futures:
+            return args, kwargs
+        return tuple(map(materialize, args)), {name: materialize(value) for name, value in kwargs.items()}
+
     # -- any thread --------------------------------------------------------------------------------------------------
 
     def _finish(self, job: Job, value: Any, error: BaseException | None) -> None:
@@ -116,20 +133,34 @@ class CallServer:
             _fail(job, "raised", error)
             return
         try:
+            number, shown = self._keep(job, value)
+            payload = encode(shown, path="return value", imports=self.imports)
             # A copy, made before the next method runs: that one may change the tensors which this one returned.
-            payload = encode(
-                value if job.call.wants_result else None, path="return value", imports=self.imports
-            ).own_copy()
+            reply = Result(job.call.call_id, payload if number else payload.own_copy(), number)
         except Exception as refused:
             _fail(job, "unencodable", refused)
             return
-        job.answer(Result(job.call.call_id, payload))
+        job.answer(reply)
+
+    def _keep(self, job: Job, value: Any) -> tuple[int, Any]:
+        """Keep a result that is to stay here; returns (its number, or 0; what the reply shows)."""
+        call = job.call
+        if not call.wants_result:
+            return 0, None
+        if call.keep_from_bytes is None or is_reference(value) or job.cancelled:
+            return 0, value
+        if call.keep_from_bytes > 0 and not (is_keepable(value) and num_bytes(value) >= call.keep_from_bytes):
+            return 0, value
+        return self._store.keep(value, job.caller)
 
     # -- threads of the lines ----------------------------------------------------------------------------------------
 
     def begin(self, job: Job) -> None:
         """Have a call run, by the thread that its method is for."""
         call = job.call
+        if call.role == STORE:
+            self._read(job)
+            return
         spec = callable_method(type(self._roles[call.role]), call.method) if call.role in self._roles else None
         if spec is None:
             _fail(job, "unknown_method", self._unknown(job))
@@ -147,6 +178,8 @@ class CallServer:
         """Take a message that is not about calls."""
         if isinstance(message, Welcome | Shutdown):
             self._inbox.put(message)
+        elif isinstance(message, Free):
+            self._store.free(message.keys)
         elif isinstance(message, AllowImports):
             self.imports = ImportPolicy((*self.imports.prefixes, *message.prefixes))
         else:
@@ -156,6 +189,30 @@ class CallServer:
         """End the worker: a line has failed, and whoever calls by it would not hear from this worker again."""
         self.failure = error
         self._inbox.put(Shutdown(f"{type(error).__name__}: {error}"))
+
+    def forget(self, peer: str) -> None:
+        """Let go of what is kept for a caller that is gone."""
+        self._store.forget(peer)
+
+    def _read(self, job: Job) -> None:
+        """Have the store answer, in a thread of its own: it encodes rows, and a line has other work."""
+        if self._reading is None:
+            self._reading = threading.Thread(target=self._serve_reads, name="rpcrl-store", daemon=True)
+            self._reading.start()
+        self._reads.put(job)
+
+    def _serve_reads(self) -> None:
+        leave_signals_to_main()
+        while (job := self._reads.get()) is not None:
+            try:
+                if callable_method(Store, job.call.method) is None:
+                    raise UnknownMethodError(f"a store has no method {job.call.method!r}")
+                args, kwargs = self._arguments(job)
+                # No copy: what is kept is never changed.
+                rows = encode(getattr(self._store, job.call.method)(*args, **kwargs), imports=self.imports)
+                job.answer(Result(job.call.call_id, rows))
+            except Exception as error:
+                _fail(job, "raised", error)
 
     def _cancel_task(self, call_id: CallId) -> None:
         if (task := self._tasks.get(call_id)) is not None:
@@ -188,6 +245,8 @@ class CallServer:
             if job.cancelled:
                 raise asyncio.CancelledError("cancelled before it ran")
             args, kwargs = self._arguments(job)
+            if any(map(is_reference, (*args, *kwargs.values()))):
+                args, kwargs = await asyncio.to_thread(self._materialized, job, args, kwargs)
             running: Coroutine[Any, Any, Any] = getattr(self._roles[call.role], call.method)(*args, **kwargs)
             self._finish(job, await running, None)
         except BaseException as error:

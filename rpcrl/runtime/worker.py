@@ -9,6 +9,8 @@ from rpcrl import env
 from rpcrl.dispatch.register import register
 from rpcrl.errors import UsageError
 
+from rpcrl.runtime.store import Store
+
 if TYPE_CHECKING:
     from rpcrl.runtime.router import Router
 
@@ -31,6 +33,8 @@ class WorkerContext:
     """Rank 0: the socket that holds MASTER_PORT until the store takes it over."""
     router: Router | None = None
     """The way to other groups, for the handles that this worker is given."""
+    store: Store = field(default_factory=Store)
+    """Results that this worker keeps."""
     roles: dict[str, Any] = field(default_factory=dict)
     meshes: dict[tuple[int, str], tuple[int, bool]] = field(default_factory=dict)
     """(id of the role's instance, mesh) → (dp rank, does this rank collect?)."""

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from rpcrl import env, logs
+from rpcrl.runtime.lease import read_references_here
 from rpcrl.runtime.main_module import find_class
 from rpcrl.runtime.peers import Me, Peers, listening_address
 from rpcrl.runtime.process_group import hold_port
@@ -47,12 +48,13 @@ def main() -> int:
     set_context(context)
     logs.set_up()
     register_handles(bootstrap["main"])
+    read_references_here()
     for entry in bootstrap["main"]["sys_path"]:
         if entry not in sys.path:
             sys.path.append(entry)
     connection = _connect(bootstrap)
     imports = ImportPolicy(tuple(bootstrap["allow_imports"]))
-    server = CallServer(connection, imports, incarnation=bootstrap["incarnation"])
+    server = CallServer(connection, imports, incarnation=bootstrap["incarnation"], store=context.store)
     peers = Peers(server, _me(bootstrap))
     context.router = peers
     server.on_peers = peers.take

@@ -40,7 +40,7 @@ from rpcrl.wire.messages import Encoded
 from rpcrl.wire.references import write_other
 from rpcrl.wire.tree import WRITERS, Decoder, Encoder, Tag, Unencodable, tagged
 
-__all__ = ["decode", "encode", "register_codec"]
+__all__ = ["decode", "encode", "register_codec", "register_reader"]
 
 T = TypeVar("T")
 
@@ -128,6 +128,11 @@ def register_codec(
 
     _customs[name] = decode
     WRITERS[cls] = write
+
+
+def register_reader(name: str, decode: Callable[[Any], object]) -> None:
+    """Let values that were written under ``name`` be read here, before their class is loaded."""
+    _customs[name] = decode
 
 
 def _explain(error: Unencodable, path: str | tuple[str, ...]) -> str:

@@ -52,6 +52,7 @@ KINDS: dict[int, type] = {
     20: messages.Introduction,
     21: messages.GroupEnded,
     22: messages.ForgetPeer,
+    23: messages.Free,
 }
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "Failure",
     "FailureInfo",
     "ForgetPeer",
+    "Free",
     "GroupEnded",
     "Hello",
     "Introduce",
@@ -141,6 +142,8 @@ class Call:
     """Every sequence number below this one has its reply: the worker may forget those replies."""
     wants_result: bool = True
     """False: the reply is sent without the result, which nobody would collect."""
+    keep_from_bytes: int | None = None
+    """A batch of at least so many bytes stays on the worker, and the reply says what it looks like; None: never."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,15 @@ class Result:
 
     call_id: CallId
     payload: Encoded
+    kept: int = 0
+    """Number of the batch that stays on the worker; the payload then says what it looks like. 0: it is the result."""
+
+
+@dataclass(frozen=True)
+class Free:
+    """Nobody refers to these kept results any more."""
+
+    keys: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -374,4 +386,5 @@ Message = (
     | Introduction
     | GroupEnded
     | ForgetPeer
+    | Free
 )

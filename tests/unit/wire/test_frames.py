@@ -20,6 +20,7 @@ from rpcrl.wire.messages import (
     Failure,
     FailureInfo,
     ForgetPeer,
+    Free,
     GroupEnded,
     Hello,
     Introduce,
@@ -73,6 +74,7 @@ MESSAGES: dict[str, Message] = {
         "g", "lost", "why", (WorkerExit("w1", "g", 0, ("actor",), "h", 5, None, "SIGKILL", 10, False, ("l",), "/log"),)
     ),
     "forget peer": ForgetPeer("w0"),
+    "free": Free((1, 2)),
 }
 
 

@@ -1,0 +1,57 @@
+"""How long does a worker keep a result for others? As long as somebody has its lease.
+
+Light on purpose: everything that handles calls imports this, and only references themselves need arrays.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from rpcrl.wire.codec import register_reader
+
+__all__ = ["Lease", "as_references", "is_reference", "materialize", "read_references_here"]
+
+
+class Lease:
+    """Keeps a result stored: when the last reference to this object is gone, the worker is told to free it."""
+
+    __slots__ = ("__weakref__", "identity", "key")
+
+    def __init__(self, identity: str, key: int, release: Callable[[str, int], None]) -> None:
+        self.identity = identity
+        self.key = key
+        weakref.finalize(self, release, identity, key).atexit = False
+
+
+def is_reference(value: object) -> bool:
+    """Tell whether a value is a BatchRef, without loading what nobody has loaded."""
+    kind = getattr(sys.modules.get("rpcrl.batch.reference"), "BatchRef", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def materialize(value: Any) -> Any:
+    """Return the batch of a reference, read now, in the form in which it was made; anything else as it is."""
+    if not is_reference(value):
+        return value
+    batch = value.fetch()
+    return batch.to_tensordict() if value.as_tensordict else batch
+
+
+def as_references(outputs: list[Any]) -> list[Any]:
+    """Return outputs of which some stayed on their workers all as references; others as they are."""
+    if not any(map(is_reference, outputs)):
+        return outputs
+    return [output if is_reference(output) else import_module("rpcrl.runtime.references").held(output) for output in outputs]
+
+
+def read_references_here() -> None:
+    """Let this process understand references that it is sent."""
+
+    def read(plain: Any) -> Any:
+        return import_module("rpcrl.runtime.references").read(plain)
+
+    register_reader("rpcrl.BatchRef", read)
