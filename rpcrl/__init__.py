@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rpcrl.version import __version__
 
 __all__ = [
+    "BatchRef",
     "ClassWithInitArgs",
     "Controller",
     "DataProto",
@@ -21,6 +22,7 @@ __all__ = [
     "Worker",
     "WorkerGroup",
     "__version__",
+    "as_completed",
     "mesh",
     "register",
     "register_advantage",
@@ -28,6 +30,7 @@ __all__ = [
     "register_dispatch_mode",
     "register_policy_loss",
     "update_dispatch_mode",
+    "wait_all",
 ]
 
 if TYPE_CHECKING:
@@ -36,7 +39,8 @@ if TYPE_CHECKING:
     from rpcrl.dispatch.mode import Dispatch, Execute, mesh, register_dispatch_mode, update_dispatch_mode
     from rpcrl.dispatch.register import register
     from rpcrl.runtime.controller import Controller
-    from rpcrl.runtime.future import Future
+    from rpcrl.runtime.future import Future, as_completed, wait_all
+    from rpcrl.runtime.references import BatchRef
     from rpcrl.runtime.worker import Worker
     from rpcrl.runtime.worker_group import ClassWithInitArgs, WorkerGroup
     from rpcrl.topology import ResourcePool, ResourcePoolManager
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 else:
     # In the else branch, so that a type checker still refuses a misspelt name.
     _HOMES = {
+        "BatchRef": "rpcrl.runtime.references",
         "ClassWithInitArgs": "rpcrl.runtime.worker_group",
         "Controller": "rpcrl.runtime.controller",
         "DataProto": "rpcrl.batch.data_proto",
@@ -54,6 +59,7 @@ else:
         "ResourcePoolManager": "rpcrl.topology",
         "Worker": "rpcrl.runtime.worker",
         "WorkerGroup": "rpcrl.runtime.worker_group",
+        "as_completed": "rpcrl.runtime.future",
         "mesh": "rpcrl.dispatch.mode",
         "register": "rpcrl.dispatch.register",
         "register_advantage": "rpcrl.config.registry",
@@ -61,6 +67,7 @@ else:
         "register_dispatch_mode": "rpcrl.dispatch.mode",
         "register_policy_loss": "rpcrl.config.registry",
         "update_dispatch_mode": "rpcrl.dispatch.mode",
+        "wait_all": "rpcrl.runtime.future",
     }
 
     def __getattr__(name):

@@ -73,9 +73,7 @@ def pad(value: Any, num_rows: int) -> Any:
         raise BatchError(f"a batch without rows cannot be padded to {num_rows}: there is no row to repeat")
     if _is_tensordict(value):
         return _take_tensordict(value, np.arange(num_rows, dtype=np.int64) % rows)
-    from rpcrl.batch.data_proto import DataProto
-
-    if isinstance(value, DataProto):  # keeps meta_info as it is, which concat would merge
+    if _keeps_facts(value):  # concat would merge its meta_info
         return value.select_idxs(np.arange(num_rows, dtype=np.int64) % rows)
     whole, left = divmod(num_rows, rows)
     return concat([value] * whole + ([value[:left]] if left else []))
@@ -105,10 +103,9 @@ def concat(
     if not _is_tensordict(first):
         if not isinstance(first, Splittable):
             raise _not_splittable(first)
-        from rpcrl.batch.data_proto import DataProto
-
-        if isinstance(first, DataProto):
-            return DataProto.concat(parts, merge=merge, weights=weights)
+        if _keeps_facts(first):
+            whole: Any = type(first)
+            return whole.concat(parts, merge=merge, weights=weights)
         if merge:
             raise BatchError(
                 f"the rules {dict(merge)} merge facts of a DataProto or a TensorDict; a {type(first).__name__} merges "
@@ -124,6 +121,13 @@ def _not_splittable(value: object) -> BatchError:
         "concat(parts); pass a "
         "DataProto or a TensorDict, or a dispatch mode that sends the value whole"
     )
+
+
+def _keeps_facts(value: object) -> bool:
+    """Tell whether a batch has a meta_info whose merging it can be told: a DataProto, or a reference to one."""
+    homes = (("rpcrl.batch.data_proto", "DataProto"), ("rpcrl.batch.reference", "BatchRef"))
+    kinds = (getattr(sys.modules.get(module), name, None) for module, name in homes)
+    return any(kind is not None and isinstance(value, kind) for kind in kinds)
 
 
 def _is_tensordict(value: object) -> bool:

@@ -6,19 +6,23 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, TypeVar, cast, get_args, overload
+from typing import Any, Generic, Literal, TypeVar, cast, get_args, overload
 
 from rpcrl.batch.merging import check_rule
 from rpcrl.dispatch.mode import Dispatch, DispatchMode, Execute, custom_mode
 from rpcrl.dispatch.splitting import Merge, UnevenPolicy
 from rpcrl.errors import BatchError, DispatchError, UsageError
 
-__all__ = ["PLAIN", "Marker", "MethodSpec", "bind", "callable_method", "register", "registered_methods"]
+__all__ = ["PLAIN", "Marker", "MethodSpec", "Returns", "bind", "callable_method", "register", "registered_methods"]
 
 _NOTE = "__rpcrl_method__"
 F = TypeVar("F", bound=Callable[..., Any])
 Shape = TypeVar("Shape")
 """What a call through a group takes and gives, as ``rpcrl.mypy_plugin`` writes it down; nothing to people."""
+
+
+Returns = Literal["value", "ref"]
+"""Whether a result comes back, or stays on its worker and is referred to."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class MethodSpec:
     uneven: UnevenPolicy
     timeout_s: float | None
     merge: Merge | None = None
+    returns: Returns = "value"
+    materialize_futures: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ def register(
     uneven: UnevenPolicy = ...,
     timeout_s: float | None = ...,
     merge: Merge | None = ...,
+    returns: Returns = ...,
+    materialize_futures: bool = ...,
 ) -> Marker[Any]: ...
 
 
@@ -74,6 +82,8 @@ def register(
     uneven: UnevenPolicy = "pad",
     timeout_s: float | None = None,
     merge: Merge | None = None,
+    returns: Returns = "value",
+    materialize_futures: bool = True,
 ) -> Any:
     """Mark a method of a Worker as callable on a WorkerGroup.
 
@@ -87,6 +97,8 @@ def register(
     DataProto, keys of a dict that a mode with a list of results returns (the result is then one dict, not a list).
     Where a rule is ``mean`` or ``sum``, ``uneven="pad"`` splits unevenly, so that padding counts in no figure.
     ``timeout_s``: deadline of a waiting call; None waits as long as the workers live.
+    ``returns``: ``ref`` leaves a result (a DataProto or TensorDict) on its workers and gives the caller a BatchRef.
+    ``materialize_futures``: False gives the method a BatchRef as it is; else it gets the rows, read from their keepers.
 
     Raises DispatchError or UsageError for values that are none of these. The function itself is left as it is.
     """
@@ -104,7 +116,11 @@ def register(
         raise DispatchError(f"{mode.name} runs on every rank of its mesh; it does not go with Execute.RANK_ZERO")
     if merge is not None:
         _check_merge(merge, rank_zero=rank_zero, custom=isinstance(dispatch_mode, Mapping))
-    return Marker(MethodSpec(mode, rank_zero, blocking, concurrent, uneven, timeout_s, merge))
+    if returns not in get_args(Returns):
+        raise DispatchError(f"returns must be one of {', '.join(get_args(Returns))}, got {returns!r}")
+    return Marker(
+        MethodSpec(mode, rank_zero, blocking, concurrent, uneven, timeout_s, merge, returns, materialize_futures)
+    )
 
 
 def _check_merge(merge: Merge, *, rank_zero: bool, custom: bool) -> None:

@@ -21,6 +21,7 @@ from rpcrl.runtime.agent_process import AgentProcess
 from rpcrl.runtime.bookings import Bookings
 from rpcrl.runtime.caller import Part
 from rpcrl.runtime.console import Console
+from rpcrl.runtime.deferred import Deferred
 from rpcrl.runtime.hub import AGENT, Hub
 from rpcrl.runtime.lease import read_references_here
 from rpcrl.runtime.main_module import class_path, describe_main
@@ -101,6 +102,7 @@ class Controller:
         self._names: set[str] = set()
         """Of all groups so far: a name is never given twice, so each has logs of its own."""
         self._closed = False
+        self._deferred = Deferred()
         self._allow_imports = {"rpcrl", MAIN, *allow_imports}
         self._keys = new_key_pair() if transport == "tcp" else None
         self._allowed: dict[str, str] = {}
@@ -176,6 +178,7 @@ class Controller:
 
     def _forget(self) -> None:
         self._hub.stop()
+        self._deferred.close()
         self._console.close()
         atexit.unregister(self.close)
         if self in _open:
@@ -272,6 +275,10 @@ class Controller:
         closed: concurrent.futures.Future[list[WorkerExit]] = concurrent.futures.Future()
         closed.add_done_callback(lambda _: self._release(name))
         self._hub.post(lambda: self._hub.stop_group(name, STOP_GRACE_S, closed))
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which may wait for calls, in a thread of its own soon."""
+        self._deferred.run(work)
 
     def cancel(self, pending: PendingReplies) -> None:
         """Give a call up."""

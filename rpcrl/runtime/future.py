@@ -17,7 +17,7 @@ from rpcrl.errors import CallTimeoutError
 from rpcrl.runtime.lease import Lease, as_references, materialize
 from rpcrl.wire.messages import Encoded
 
-__all__ = ["Finish", "Future", "PendingReplies", "Reply", "as_completed", "wait_all"]
+__all__ = ["Finish", "Future", "PendingReplies", "Reply", "as_completed", "wait_all", "when_settled"]
 
 T = TypeVar("T")
 
@@ -170,7 +170,7 @@ class Future(Generic[T]):
         """Follow the replies without letting a cancelled awaiter cancel them for everybody else."""
         follower: concurrent.futures.Future[list[Reply]] = concurrent.futures.Future()
 
-        def settle(settled: concurrent.futures.Future[list[Encoded]]) -> None:
+        def settle(settled: concurrent.futures.Future[list[Reply]]) -> None:
             if not follower.set_running_or_notify_cancel():
                 return
             error = settled.exception()
@@ -242,3 +242,19 @@ def wait_all(futures: Iterable[Future[Any]], timeout_s: float | None = None) -> 
         if error is not None:
             raise error
     return [future.result() for future in listed]
+
+
+def when_settled(futures: Sequence[Future[Any]], then: Callable[[], None]) -> None:
+    """Call ``then`` once all have settled, in the thread that settles the last of them (or here and now)."""
+    lock, left = threading.Lock(), len(futures)
+
+    def one_more(_: object) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            then()
+
+    for future in futures:
+        future._pending.settled.add_done_callback(one_more)

@@ -134,7 +134,7 @@ class Hub:
         """Send one call to the ranks that it is for."""
         group = self._membership.groups.get(group_name)
         if group is None or group.state is not GroupState.READY:
-            pending.fail(self._unusable(group_name, group, f"{role}.{method}"))
+            pending.fail(self._unusable(group_name, group, pending.description))
             return
         self._caller.call(role, method, parts, pending)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from rpcrl.runtime.store import is_keepable
 from rpcrl.wire.codec import register_reader
 
 __all__ = ["Lease", "as_references", "is_reference", "materialize", "read_references_here"]
@@ -42,10 +43,11 @@ def materialize(value: Any) -> Any:
 
 
 def as_references(outputs: list[Any]) -> list[Any]:
-    """Return outputs of which some stayed on their workers all as references; others as they are."""
+    """Return outputs of which some stayed on their workers with all batches as references; others as they are."""
     if not any(map(is_reference, outputs)):
         return outputs
-    return [output if is_reference(output) else import_module("rpcrl.runtime.references").held(output) for output in outputs]
+    held = import_module("rpcrl.runtime.references").held
+    return [held(output) if is_keepable(output) else output for output in outputs]
 
 
 def read_references_here() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from rpcrl.errors import AgentLostError, ClosedError, RpcrlError, WorkerLostError
 from rpcrl.logs import get_logger
 from rpcrl.runtime.caller import Caller, Part, Seat
+from rpcrl.runtime.deferred import Deferred
 from rpcrl.runtime.future import PendingReplies
 from rpcrl.runtime.io_thread import IoThread
 from rpcrl.runtime.line import Line
@@ -73,6 +74,7 @@ class Peers:
         self._calls: _PeerCalls | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._deferred = Deferred()
 
     # -- the router of handles: any thread ---------------------------------------------------------------------------
 
@@ -101,6 +103,10 @@ class Peers:
         calls = self._outgoing()
         calls.post(lambda: calls.cancel(pending))
 
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which may wait for calls, in a thread of its own soon."""
+        self._deferred.run(work)
+
     def close(self) -> None:
         """Close what was opened; open calls fail with ClosedError."""
         self._closed = True
@@ -110,6 +116,7 @@ class Peers:
             calls.stop()
         if line is not None:
             line.close()
+        self._deferred.close()
 
     # -- thread of the controller's line -----------------------------------------------------------------------------
 

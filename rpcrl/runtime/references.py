@@ -55,9 +55,9 @@ class RouterReader:
         return Future(pending, finish, cancel=self._router.cancel)
 
 
-def from_store(look: dict[str, Any], *, group: str, identity: str, rank: int, lease: Lease, router: Router) -> BatchRef:
+def from_store(look: dict[str, Any], *, group: str, rank: int, lease: Lease, router: Router) -> BatchRef:
     """Return the reference to a result that a worker says it keeps."""
-    stored = Stored(group, identity, rank, lease.key, look["rows"])
+    stored = Stored(group, lease.identity, rank, lease.key, look["rows"])
     columns = {name: Column(*column) for name, column in look["columns"].items()}
     ref = BatchRef.of_stored(stored, columns, look["meta_info"], reader=reader_of(router), lease=lease)
     ref.as_tensordict = look["tensordict"]

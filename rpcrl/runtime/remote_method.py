@@ -1,7 +1,7 @@
 """What happens when ``group.method(x)`` is called? This file reads from top to bottom in that order.
 
-bind to the signature → ``mode.dispatch`` → encode each distinct share once → send → (the workers run) → gather in
-rank order → ``mode.collect`` → take the padding off → return.
+bind to the signature (a Future among the arguments is waited for) → ``mode.dispatch`` → encode each distinct share
+once → send → (the workers run) → gather in rank order → ``mode.collect`` → take the padding off → return.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from rpcrl.dispatch.mode import Arguments, CallShape, Dispatch, Dispatched, current
-from rpcrl.dispatch.register import MethodSpec, bind
+from rpcrl.dispatch.register import MethodSpec, Returns, bind
 from rpcrl.dispatch.splitting import unpad_result
+from rpcrl.errors import UsageError
 from rpcrl.runtime.caller import Part
-from rpcrl.runtime.future import Future, PendingReplies
+from rpcrl.runtime.future import Finish, Future, PendingReplies, Reply, when_settled
+from rpcrl.runtime.lease import is_reference, materialize
 from rpcrl.wire.codec import decode, encode
 from rpcrl.wire.messages import Encoded
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from rpcrl.runtime.worker_group import WorkerGroup
 
 __all__ = ["RemoteMethod"]
+
+KEEP_FROM_BYTES = 64 << 10
+"""From this size on the batch of a submitted call stays on its workers until somebody asks for it."""
 
 P = ParamSpec("P")
 Value = TypeVar("Value")
@@ -50,7 +55,7 @@ class RemoteMethod(Generic[P, Value, Called]):
         if rank is not None:
             spec = replace(spec, dispatch_mode=Dispatch.RANK_ZERO, rank_zero=True)
         self._group = group
-        self._first_rank = rank or 0
+        self._rank = rank
         self._role = role
         self._worker_cls = worker_cls
         self._spec = spec
@@ -67,28 +72,41 @@ class RemoteMethod(Generic[P, Value, Called]):
         if not self._spec.blocking:
             return cast("Called", self.submit(*args, **kwargs))
         # Only the caller who waits for the end, however long, leaves the arguments alone until they are not needed.
-        return cast("Called", self._start(args, kwargs, snapshot=self._spec.timeout_s is not None).result())
+        snapshot = self._spec.timeout_s is not None
+        return cast("Called", self._start(args, kwargs, snapshot=snapshot, keep_from_bytes=None).result())
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[Value]:
-        """Start the method and return its Future; the arguments may be changed as soon as this returns."""
-        return self._start(args, kwargs, snapshot=True)
+        """Start the method and return its Future; the arguments may be changed as soon as this returns.
 
-    def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, snapshot: bool) -> Future[Value]:
+        A Future among the arguments is waited for in the background, and its rows go from worker to worker. A large
+        batch that the method returns stays on its workers until ``result`` is asked for, or another call takes it.
+        """
+        return self._start(args, kwargs, snapshot=True, keep_from_bytes=KEEP_FROM_BYTES)
+
+    def options(self, *, returns: Returns | None = None, timeout_s: float | None = None) -> RemoteMethod[..., Any, Any]:
+        """Return the same method with other settings for this call: ``group.m.options(returns="ref")(x)``."""
+        spec = replace(self._spec, returns=returns or self._spec.returns, timeout_s=timeout_s or self._spec.timeout_s)
+        name = self.__name__
+        return RemoteMethod(self._group, self._role, self._worker_cls, name, spec, rank=self._rank)
+
+    def _start(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, snapshot: bool, keep_from_bytes: int | None
+    ) -> Future[Value]:
         router = self._group.router
         router.check_usable()
         arguments = self._bind(args, kwargs)
-        dispatched = self._dispatch(arguments)
-        parts = self._encode(dispatched, snapshot=snapshot)
-        ranks = range(self._first_rank, self._first_rank + len(parts))
-        pending = PendingReplies(self._describe(), ranks)
-        router.call(self._group.name, self._role, self.__name__, parts, pending)
-        num_padding, num_rows, sent = dispatched.num_padding, dispatched.num_rows, self._shape.sent(dispatched)
-        return Future(
-            pending,
-            lambda replies: self._unpad(self._collect(self._gather(replies), sent), num_padding, num_rows),
-            timeout_s=self._spec.timeout_s,
-            cancel=router.cancel,
-        )
+        count = 1 if self._spec.rank_zero else self._group.world_size
+        pending = PendingReplies(self._describe(), range(self._rank or 0, (self._rank or 0) + count))
+        call = _Call(self, pending, snapshot, 0 if self._spec.returns == "ref" else keep_from_bytes)
+        final = _as_it_is if self._spec.returns == "ref" else materialize
+        finish = Finish(self._gather, call.collect, final)
+        future: Future[Value] = Future(pending, finish, timeout_s=self._spec.timeout_s, cancel=router.cancel)
+        waited = [value for value in (*args, *kwargs.values()) if isinstance(value, Future)]
+        if waited:
+            when_settled(waited, lambda: router.defer(lambda: call.send_after(arguments, waited)))
+        else:
+            call.send(arguments)
+        return future
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         bind(self._worker_cls, self.__name__, args, kwargs, call=self._shape.name)
@@ -97,7 +115,7 @@ class RemoteMethod(Generic[P, Value, Called]):
     def _dispatch(self, arguments: Arguments) -> Dispatched:
         return self._mode.dispatch(self._group, self._shape, arguments)
 
-    def _encode(self, dispatched: Dispatched, *, snapshot: bool) -> list[Part]:
+    def _encode(self, dispatched: Dispatched, *, snapshot: bool, keep_from_bytes: int | None) -> list[Part]:
         imports = self._group.router.imports
         encoded: dict[int, Encoded] = {}
         for arguments in dispatched.per_rank:
@@ -108,17 +126,25 @@ class RemoteMethod(Generic[P, Value, Called]):
                 )
                 encoded[id(arguments)] = value.own_copy() if snapshot else value
         count = len(dispatched.per_rank)
-        identities = self._group.identities[self._first_rank :][:count]
+        identities = self._group.identities[self._rank or 0 :][:count]
         mesh = self._mode.mesh_name
         wanted = (True,) * count if mesh is None else self._group.mesh(mesh).collects
         return [
-            Part(identity, encoded[id(arguments)], wants_result)
+            Part(identity, encoded[id(arguments)], wants_result, keep_from_bytes)
             for identity, arguments, wants_result in zip(identities, dispatched.per_rank, wanted, strict=True)
         ]
 
-    def _gather(self, replies: Sequence[Encoded]) -> list[Any]:
-        imports = self._group.router.imports
-        return [decode(reply, imports=imports) for reply in replies]
+    def _gather(self, replies: Sequence[Reply]) -> list[Any]:
+        return [self._output(index, reply) for index, reply in enumerate(replies)]
+
+    def _output(self, index: int, reply: Reply) -> Any:
+        value = decode(reply.payload, imports=self._group.router.imports)
+        if reply.lease is None:
+            return value
+        from rpcrl.runtime.references import from_store
+
+        group, rank = self._group, (self._rank or 0) + index
+        return from_store(value, group=group.name, rank=rank, lease=reply.lease, router=group.router)
 
     def _collect(self, outputs: list[Any], sent: CallShape) -> Any:
         if self._spec.rank_zero:
@@ -130,3 +156,49 @@ class RemoteMethod(Generic[P, Value, Called]):
 
     def _describe(self) -> str:
         return f"{self._shape.name} on group {self._group.name!r}"
+
+
+class _Call:
+    """One call from its arguments to its result; what is known once they are dispatched."""
+
+    def __init__(
+        self, method: RemoteMethod[..., Any, Any], pending: PendingReplies, snapshot: bool, keep_from_bytes: int | None
+    ) -> None:
+        self._method = method
+        self._pending = pending
+        self._snapshot = snapshot
+        self._keep_from_bytes = keep_from_bytes
+        self._dispatched: Dispatched | None = None
+
+    def send(self, arguments: Arguments) -> None:
+        """Dispatch, encode and send."""
+        method = self._method
+        dispatched = self._dispatched = method._dispatch(arguments)
+        parts = method._encode(dispatched, snapshot=self._snapshot, keep_from_bytes=self._keep_from_bytes)
+        # As long as the call is open, its references keep their rows where they are.
+        self._pending.keeps = [value for value in (*arguments.args, *arguments.kwargs.values()) if is_reference(value)]
+        method._group.router.call(method._group.name, method._role, method.__name__, parts, self._pending)
+
+    def send_after(self, arguments: Arguments, waited: Sequence[Future[Any]]) -> None:
+        """Send with the values of futures that are settled; their failure, or any refusal, is the call's."""
+        if self._pending.settled.done():
+            return  # cancelled meanwhile
+        try:
+            known = {id(future): future.reference() for future in waited}
+            args = tuple(known.get(id(value), value) for value in arguments.args)
+            kwargs = {name: known.get(id(value), value) for name, value in arguments.kwargs.items()}
+            self.send(Arguments(args, kwargs))
+        except BaseException as error:
+            self._pending.fail(error)
+
+    def collect(self, outputs: list[Any]) -> Any:
+        """Make one result of the outputs of all ranks."""
+        method, dispatched = self._method, self._dispatched
+        if dispatched is None:
+            raise UsageError(f"{method._shape.name} has a reply to a call that was not sent; this is a bug of rpcrl")
+        collected = method._collect(outputs, method._shape.sent(dispatched))
+        return method._unpad(collected, dispatched.num_padding, dispatched.num_rows)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

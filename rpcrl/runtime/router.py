@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class Router(Protocol):
 
     def call(self, group: str, role: str, method: str, parts: Sequence[Part], pending: PendingReplies) -> None:
         """Send one call; ``pending`` settles with the replies or with the reason why there are none."""
+        ...
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which may wait for calls, in a thread of its own soon."""
         ...
 
     def cancel(self, pending: PendingReplies) -> None:

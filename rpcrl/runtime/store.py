@@ -71,8 +71,8 @@ class Store:
             kept = self._kept.get(key)
         if kept is None:
             raise UsageError(
-                f"result {key} is not kept here any more: its caller has let go of it. Hold the BatchRef (or its Future) "
-                "as long as somebody reads the rows"
+                f"result {key} is not kept here any more: its caller has let go of it. Hold the BatchRef (or its "
+                "Future) as long as somebody reads the rows"
             )
         batch = kept.batch
         tensors = [name for name in names if name not in batch.non_tensor_batch]

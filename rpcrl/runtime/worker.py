@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rpcrl import env
 from rpcrl.dispatch.register import register
 from rpcrl.errors import UsageError
-
 from rpcrl.runtime.store import Store
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ def test_a_group_that_is_closed_is_told_to_its_callers(controller: Controller):
     adders.close()
     [(kind, text, _)] = future.result(30)
     assert kind == "ClosedError", text
-    with pytest.raises(RemoteError, match="group 'Adder' is closed\\s+during: Adder.add"):
+    with pytest.raises(RemoteError, match=r"group 'Adder' is closed\s+during: Adder.add"):
         callers.call_kept(1)
     with pytest.raises(ClosedError):
         adders.add(1)
