@@ -54,7 +54,7 @@ class Shape(NamedTuple):
     takes: str
     """``same``: X. ``each``: list[X] or tuple[X, …]. ``any``: parameters of these names, of any type."""
     gives: str
-    """``list``: list[R]. ``one``: R. ``mean``: R if that is float or a dict of floats (a mean of ints is none). ``any``."""
+    """``list``: list[R]. ``one``: R. ``mean``: R if that is float or a dict of floats (not for ints). ``any``."""
     call: str
     """``waits``: the plain call returns what it gives. ``future``: a Future of that. ``any``."""
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rpcrl.errors import CallTimeoutError
-from rpcrl.runtime.future import Future, PendingReplies, as_completed
+from rpcrl.runtime.future import Finish, Future, PendingReplies, as_completed
 from rpcrl.wire.messages import Encoded
 
 
@@ -14,7 +14,8 @@ def reply(text: str) -> Encoded:
 
 
 def future_of(pending: PendingReplies, **options: float) -> Future[list[str]]:
-    return Future(pending, lambda replies: [item.tree.decode() for item in replies], **options)
+    finish = Finish(lambda replies: [item.payload.tree.decode() for item in replies], list)
+    return Future(pending, finish, **options)
 
 
 def test_replies_come_back_in_rank_order_whatever_their_arrival():
@@ -56,7 +57,7 @@ def test_a_deadline_leaves_the_call_open():
 
 def test_an_error_while_collecting_is_kept():
     pending = PendingReplies("role.m", range(1))
-    future: Future[None] = Future(pending, lambda replies: 1 / 0)  # type: ignore[arg-type, return-value]
+    future: Future[float] = Future(pending, Finish(list, lambda outputs: 1 / 0))
     pending.deliver(0, reply("x"))
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
