@@ -6,6 +6,7 @@ from rpcrl.config.account import (
     Account,
     account,
     is_separate,
+    learners,
     replica_devices,
     reward_pool_devices,
     rollout_devices,
@@ -53,6 +54,7 @@ def account_rows(config: RunConfig) -> list[tuple[str, str, str]]:
             _or_dash(figures.actor_updates),
             f"B / M x epochs = {batch} / {mini} x {actor.ppo_epochs}",
         ),
+        *_critic_rows(config),
         (
             "device share of a worker",
             f"{float(figures.worker_gpu_share):.3f}",
@@ -64,6 +66,18 @@ def account_rows(config: RunConfig) -> list[tuple[str, str, str]]:
     if trainer.mode.endswith("-async"):
         rows.append(_staleness_row(config, figures))
     return rows
+
+
+def _critic_rows(config: RunConfig) -> list[tuple[str, str, str]]:
+    batch = config.data.train_batch_size
+    return [
+        (
+            f"{learner.name} updates per step",
+            "-" if batch % learner.mini_batch else str(batch // learner.mini_batch * learner.epochs),
+            f"B / M x epochs = {batch} / {learner.mini_batch} x {learner.epochs}",
+        )
+        for learner in learners(config)[1:]
+    ]
 
 
 def _devices_formula(config: RunConfig) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rpcrl.config.account import account
+from rpcrl.config.account import Pool, account
 from rpcrl.config.run import RunConfig
 from rpcrl.env import THREAD_VARIABLES, child_path, snapshot
 from rpcrl.errors import StartError, Violation
@@ -23,16 +23,26 @@ def layout(config: RunConfig, *, device: str) -> dict[str, object]:
     groups = []
     for pool in account(config).pools:
         threads = config.trainer.threads_per_worker if pool.gpus else 1
-        groups.append(
-            {
-                "group": _GROUP_OF_POOL.get(pool.name, pool.name),
-                "process_on_nodes": list(pool.process_on_nodes),
-                "device": device if pool.gpus else None,
-                "roles": list(pool.roles),
-                "environment": dict.fromkeys(THREAD_VARIABLES, str(threads)),
-            }
-        )
+        for group, roles in _groups_of(pool, config):
+            groups.append(
+                {
+                    "group": group,
+                    "process_on_nodes": list(pool.process_on_nodes),
+                    "device": device if pool.gpus else None,
+                    "roles": roles,
+                    "environment": dict.fromkeys(THREAD_VARIABLES, str(threads)),
+                }
+            )
     return {"run_id": "dry-run", "log_dir": "RUN_DIR/logs", "groups": groups}
+
+
+def _groups_of(pool: Pool, config: RunConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield (name, roles) of the groups that share a pool: one, unless the critic has a group of its own."""
+    roles, name = list(pool.roles), _GROUP_OF_POOL.get(pool.name, pool.name)
+    alone = ["critic"] if "critic" in roles and config.critic.own_group else []
+    yield name, [role for role in roles if role not in alone]
+    if alone:
+        yield "critic", alone
 
 
 def planned(description: Mapping[str, object]) -> dict[str, Any]:

@@ -15,11 +15,14 @@ from rpcrl.config.run import RunConfig
 __all__ = [
     "ACCOUNT_KEYS",
     "Account",
+    "Learner",
     "Pool",
     "WeightSyncs",
     "account",
     "account_json",
     "is_separate",
+    "learners",
+    "needs_critic",
     "needs_reference",
     "optimizer_steps",
     "replica_devices",
@@ -113,6 +116,50 @@ def needs_reference(config: RunConfig) -> bool:
     return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
 
 
+def needs_critic(config: RunConfig) -> bool:
+    """Say whether the run trains a critic."""
+    enable = config.critic.enable
+    return config.algorithm.adv_estimator == "gae" if enable is None else enable
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A model that is trained, with the sizes of its updates."""
+
+    name: str
+    key: str
+    """Full key of its section."""
+    mini_batch: int
+    """Prompts per optimizer step."""
+    micro_batch: int | None
+    epochs: int
+
+
+def learners(config: RunConfig) -> tuple[Learner, ...]:
+    """Return the actor and, where there is one, the critic, whose sizes are the actor's unless it has its own."""
+    actor, critic = config.actor_rollout_ref.actor, config.critic
+    found = [
+        Learner(
+            "actor",
+            "actor_rollout_ref.actor",
+            actor.ppo_mini_batch_size,
+            actor.ppo_micro_batch_size_per_gpu,
+            actor.ppo_epochs,
+        )
+    ]
+    if needs_critic(config):
+        found.append(
+            Learner(
+                "critic",
+                "critic",
+                critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+                critic.ppo_micro_batch_size_per_gpu,
+                critic.ppo_epochs or actor.ppo_epochs,
+            )
+        )
+    return tuple(found)
+
+
 def _pools(config: RunConfig) -> tuple[Pool, ...]:
     separate = is_separate(config)
     trainer, rollout, reward = config.trainer, config.actor_rollout_ref.rollout, config.reward
@@ -121,6 +168,8 @@ def _pools(config: RunConfig) -> tuple[Pool, ...]:
         roles.append("rollout")
     if needs_reference(config):
         roles.append("ref")
+    if needs_critic(config):
+        roles.append("critic")
     if reward.reward_model.enable and not reward.reward_model.enable_resource_pool:
         roles.append("reward_model")
     pools = [Pool("global_pool", (trainer.n_gpus_per_node,) * trainer.nnodes, trainer_devices(config), tuple(roles))]

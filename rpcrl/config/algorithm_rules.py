@@ -103,16 +103,6 @@ def _the_policy_loss_is_known(config: RunConfig) -> Iterator[Violation]:
     yield from _unknown_name(POLICY_LOSSES, config.actor_rollout_ref.actor.policy_loss.loss_mode, "vanilla")
 
 
-@_rule("algorithm.adv_estimator")
-def _values_come_from_a_critic(config: RunConfig) -> Iterator[Violation]:
-    if config.algorithm.adv_estimator == "gae":
-        yield Violation(
-            "algorithm.adv_estimator",
-            "gae is not in this version: it needs the values of a critic",
-            ("set algorithm.adv_estimator=grpo",),
-        )
-
-
 def _unknown_name(registry: Registry, name: str, usual: str) -> Iterator[Violation]:
     """Yield a violation for a name that is neither built in, nor registered, nor an import path."""
     if name in registry or ":" in name:

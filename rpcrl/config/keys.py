@@ -104,7 +104,16 @@ def nearest(key: str, also: tuple[str, ...] = ()) -> str | None:
     section, _, name = key.rpartition(".")
     elsewhere = [full for full in known if full.rpartition(".")[2] == name]
     if elsewhere:
-        return max(elsewhere, key=lambda full: difflib.SequenceMatcher(None, full, key).ratio())
+        # the critic has many names of the actor's; it is meant only where it is named
+        head = key.partition(".")[0]
+        return max(
+            elsewhere,
+            key=lambda full: (
+                full.startswith(f"{head}."),
+                not full.startswith("critic."),
+                difflib.SequenceMatcher(None, full, key).ratio(),
+            ),
+        )
     siblings = {full.rpartition(".")[2]: full for full in known if full.rpartition(".")[0] == section}
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
     if near:

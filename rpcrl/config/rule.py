@@ -16,6 +16,7 @@ WORLD = ("trainer.nnodes", "trainer.n_gpus_per_node")
 BATCH = "data.train_batch_size"
 MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+CRITIC_MINI_BATCH = "critic.ppo_mini_batch_size"
 SAMPLES = f"{ROLLOUT}.n"
 TP = f"{ROLLOUT}.tensor_model_parallel_size"
 SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"

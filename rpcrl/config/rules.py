@@ -11,17 +11,21 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from rpcrl.config.account import (
+    Learner,
     is_separate,
+    learners,
     replica_devices,
     rollout_devices,
     trainer_devices,
 )
 from rpcrl.config.algorithm_rules import ALGORITHM_RULES
+from rpcrl.config.critic_rules import CRITIC_RULES
 from rpcrl.config.remedy_numbers import divisors_beside, near, or_
 from rpcrl.config.rule import (
     ACTOR,
     BACKEND,
     BATCH,
+    CRITIC_MINI_BATCH,
     MICRO_BATCH,
     MINI_BATCH,
     MODE,
@@ -47,7 +51,7 @@ _rule = _RULES.rule
 def check(config: RunConfig, *, unread: Collection[str] = ()) -> list[Violation]:
     """Return every broken rule; rules that read a setting of ``unread`` are skipped."""
     found: list[Violation] = []
-    for reads, rule in (*_RULES, *ALGORITHM_RULES):
+    for reads, rule in (*_RULES, *ALGORITHM_RULES, *CRITIC_RULES):
         if not any(key in unread for key in reads):
             found.extend(rule(config))
     return found
@@ -82,67 +86,74 @@ def _replicas_are_whole(config: RunConfig) -> Iterator[Violation]:
     )
 
 
-@_rule(BATCH, MINI_BATCH)
+@_rule(BATCH, MINI_BATCH, CRITIC_MINI_BATCH)
 def _mini_batches_are_whole(config: RunConfig) -> Iterator[Violation]:
-    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
-    if batch % mini == 0:
-        return
-    if mini > batch:
-        problem = f"B = {batch} prompts are fewer than one mini-batch of M = {mini} (actor.ppo_mini_batch_size)"
-    else:
-        problem = (
-            f"B % M = {batch} % {mini} = {batch % mini}: {batch} prompts do not split into mini-batches "
-            f"of {mini} (actor.ppo_mini_batch_size); the rest must be 0"
+    batch = config.data.train_batch_size
+    for learner in _with_own_mini_batches(config):
+        mini, name = learner.mini_batch, f"{learner.name}.ppo_mini_batch_size"
+        if batch % mini == 0:
+            continue
+        if mini > batch:
+            problem = f"B = {batch} prompts are fewer than one mini-batch of M = {mini} ({name})"
+        else:
+            problem = (
+                f"B % M = {batch} % {mini} = {batch % mini}: {batch} prompts do not split into mini-batches "
+                f"of {mini} ({name}); the rest must be 0"
+            )
+        yield Violation(
+            BATCH,
+            problem,
+            (
+                f"set data.train_batch_size to {or_(near(batch, mini))}",
+                f"or set {name} to {or_(divisors_beside(batch, mini))}",
+            ),
         )
-    yield Violation(
-        BATCH,
-        problem,
-        (
-            f"set data.train_batch_size to {or_(near(batch, mini))}",
-            f"or set actor.ppo_mini_batch_size to {or_(divisors_beside(batch, mini))}",
-        ),
-    )
 
 
-@_rule(MINI_BATCH, SAMPLES, *WORLD)
+def _with_own_mini_batches(config: RunConfig) -> Iterator[Learner]:
+    """Yield the learners whose mini-batches are their own; a critic with the actor's would repeat its mistakes."""
+    for learner in learners(config):
+        if learner.name == "actor" or config.critic.ppo_mini_batch_size is not None:
+            yield learner
+
+
+@_rule(MINI_BATCH, CRITIC_MINI_BATCH, SAMPLES, *WORLD)
 def _ranks_share_a_mini_batch(config: RunConfig) -> Iterator[Violation]:
-    mini, n = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.actor_rollout_ref.rollout.n
-    ranks = trainer_devices(config)
-    if mini * n % ranks == 0:
-        return
-    step = next(step for step in range(1, ranks + 1) if step * n % ranks == 0)
-    yield Violation(
-        MINI_BATCH,
-        f"M x n = {mini} x {n} = {mini * n} samples % {ranks} data-parallel ranks (trainer.nnodes "
-        f"{config.trainer.nnodes} x trainer.n_gpus_per_node {config.trainer.n_gpus_per_node}) = "
-        f"{mini * n % ranks}; the rest must be 0",
-        (
-            f"set actor.ppo_mini_batch_size to {or_(near(mini, step))}",
-            f"or use {or_(divisors_beside(mini * n, ranks))} ranks (trainer.nnodes x n_gpus_per_node)",
-        ),
-    )
+    n, ranks = config.actor_rollout_ref.rollout.n, trainer_devices(config)
+    for learner in _with_own_mini_batches(config):
+        mini = learner.mini_batch
+        if mini * n % ranks == 0:
+            continue
+        step = next(step for step in range(1, ranks + 1) if step * n % ranks == 0)
+        yield Violation(
+            f"{learner.key}.ppo_mini_batch_size",
+            f"M x n = {mini} x {n} = {mini * n} samples % {ranks} data-parallel ranks (trainer.nnodes "
+            f"{config.trainer.nnodes} x trainer.n_gpus_per_node {config.trainer.n_gpus_per_node}) = "
+            f"{mini * n % ranks}; the rest must be 0",
+            (
+                f"set {learner.name}.ppo_mini_batch_size to {or_(near(mini, step))}",
+                f"or use {or_(divisors_beside(mini * n, ranks))} ranks (trainer.nnodes x n_gpus_per_node)",
+            ),
+        )
 
 
-@_rule(MICRO_BATCH, MINI_BATCH, SAMPLES, *WORLD)
+@_rule(MICRO_BATCH, MINI_BATCH, CRITIC_MINI_BATCH, "critic.ppo_micro_batch_size_per_gpu", SAMPLES, *WORLD)
 def _micro_batches_are_whole(config: RunConfig) -> Iterator[Violation]:
-    actor, n, ranks = (
-        config.actor_rollout_ref.actor,
-        config.actor_rollout_ref.rollout.n,
-        trainer_devices(config),
-    )
-    micro, samples = actor.ppo_micro_batch_size_per_gpu, actor.ppo_mini_batch_size * n
-    if micro is None or samples % ranks or samples // ranks % micro == 0:
-        return
-    share = samples // ranks
-    yield Violation(
-        MICRO_BATCH,
-        f"one rank's mini-batch is M x n / ranks = {actor.ppo_mini_batch_size} x {n} / {ranks} = {share} "
-        f"samples, and {share} % {micro} = {share % micro}; the rest must be 0",
-        (
-            f"set actor.ppo_micro_batch_size_per_gpu to {or_(divisors_beside(share, micro))}",
-            "or leave it null: one pass takes the whole mini-batch",
-        ),
-    )
+    n, ranks = config.actor_rollout_ref.rollout.n, trainer_devices(config)
+    for learner in learners(config):
+        micro, samples = learner.micro_batch, learner.mini_batch * n
+        if micro is None or samples % ranks or samples // ranks % micro == 0:
+            continue
+        share = samples // ranks
+        yield Violation(
+            f"{learner.key}.ppo_micro_batch_size_per_gpu",
+            f"one rank's mini-batch is M x n / ranks = {learner.mini_batch} x {n} / {ranks} = {share} "
+            f"samples, and {share} % {micro} = {share % micro}; the rest must be 0",
+            (
+                f"set {learner.name}.ppo_micro_batch_size_per_gpu to {or_(divisors_beside(share, micro))}",
+                "or leave it null: one pass takes the whole mini-batch",
+            ),
+        )
 
 
 @_rule(MODE, BATCH, MINI_BATCH, SYNC_STEP)
@@ -269,15 +280,15 @@ def _validation_samples(config: RunConfig) -> Iterator[Violation]:
         )
 
 
-@_rule(f"{ACTOR}.optim.betas")
+@_rule(f"{ACTOR}.optim.betas", "critic.optim.betas")
 def _betas(config: RunConfig) -> Iterator[Violation]:
-    betas = config.actor_rollout_ref.actor.optim.betas
-    if any(not 0 <= beta < 1 for beta in betas):
-        yield Violation(
-            f"{ACTOR}.optim.betas",
-            f"each of {list(betas)} must be in [0, 1)",
-            ("set actor.optim.betas=[0.9,0.99]",),
-        )
+    for section, betas in ((ACTOR, config.actor_rollout_ref.actor.optim.betas), ("critic", config.critic.optim.betas)):
+        if any(not 0 <= beta < 1 for beta in betas):
+            yield Violation(
+                f"{section}.optim.betas",
+                f"each of {list(betas)} must be in [0, 1)",
+                (f"set {section.rpartition('.')[2]}.optim.betas=[0.9,0.99]",),
+            )
 
 
 @_rule("trainer.save_freq", "trainer.test_freq", "data.train_max_samples", "data.val_max_samples",

@@ -19,6 +19,9 @@ __all__ = [
     "ActorRolloutRef",
     "Algorithm",
     "CheckpointEngine",
+    "Critic",
+    "CriticModel",
+    "CriticOptim",
     "Data",
     "KlCtrl",
     "Model",
@@ -202,6 +205,44 @@ class ActorRolloutRef(Section):
     rollout: Rollout = Rollout()
 
 
+class CriticModel(Section):
+    """The model that the critic is made of."""
+
+    path: Text | None = _setting(None, "Folder of a Hugging Face checkpoint; null takes the policy's; dtype as model's")
+
+
+class CriticOptim(Optim):
+    """The critic's AdamW and its schedule."""
+
+    lr: NotNegative = _setting(1e-3, "Peak learning rate")
+    lr_warmup_steps: CountOrZero = _setting(0, "Linear warm-up, trainer steps")
+    lr_scheduler_type: Literal["linear", "constant", "cosine"] = _setting(
+        "constant", "After the warm-up: linear or cosine decay, to 0 just after the last step, or constant"
+    )
+
+
+class Critic(Section):
+    """The value function of PPO; there is one with algorithm.adv_estimator=gae."""
+
+    enable: bool | None = _setting(None, "Train a critic; null does where the estimator is gae")
+    own_group: bool = _setting(
+        False, "Give the critic processes of its own beside the actor's on the trainer's pool; false shares them"
+    )
+    model: CriticModel = CriticModel()
+    ppo_mini_batch_size: Count | None = _setting(None, "Prompts per optimizer step; null takes the actor's")
+    ppo_micro_batch_size_per_gpu: Count | None = _setting(
+        None, "Samples per forward/backward pass of one rank; null takes the rank's whole mini-batch"
+    )
+    forward_micro_batch_size_per_gpu: Count | None = _setting(
+        None, "Samples per forward pass of one rank when values are computed; null takes all of the rank's"
+    )
+    ppo_epochs: Count | None = _setting(None, "Passes over a step's samples; null takes the actor's")
+    cliprange_value: Positive = _setting(0.5, "How far a value may move from what it was when sampling")
+    loss_agg_mode: Text | None = _setting(None, "How token losses become one number; null takes the actor's")
+    grad_clip: Positive = _setting(1.0, "Largest gradient norm of an optimizer step")
+    optim: CriticOptim = CriticOptim()
+
+
 class KlCtrl(Section):
     """Weight of the KL that is taken off the reward."""
 
@@ -290,6 +331,9 @@ class Trainer(Section):
         100, "Length of the run, steps; null ends after total_epochs, and giving only total_epochs means null"
     )
     total_epochs: Count | None = _setting(None, "Length of the run, passes over the training prompts")
+    critic_warmup: CountOrZero = _setting(
+        0, "First step that updates the actor; the steps before it train the critic alone (0 and 1: there are none)"
+    )
     save_freq: int = _setting(-1, "Steps between checkpoints; -1 writes only the final one")
     test_freq: int = _setting(25, "Steps between evaluations on held-out prompts; -1 evaluates at the ends only")
     val_before_train: bool = _setting(True, "Evaluate on held-out prompts before the first step")
@@ -319,6 +363,7 @@ class RunConfig(Section):
 
     data: Data = Data()
     actor_rollout_ref: ActorRolloutRef = ActorRolloutRef()
+    critic: Critic = Critic()
     algorithm: Algorithm = Algorithm()
     reward: Reward = Reward()
     trainer: Trainer = Trainer()

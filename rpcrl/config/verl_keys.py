@@ -27,6 +27,8 @@ RENAMED: Mapping[str, str] = {
     "reward_model.model.path": "reward.reward_model.model_path",
     "actor_rollout_ref.actor.optim.warmup_style": "actor_rollout_ref.actor.optim.lr_scheduler_type",
     "actor_rollout_ref.actor.optim.clip_grad": "actor_rollout_ref.actor.grad_clip",
+    "critic.optim.warmup_style": "critic.optim.lr_scheduler_type",
+    "critic.optim.clip_grad": "critic.grad_clip",
     "actor_rollout_ref.rollout.prompt_length": "data.max_prompt_length",
     "actor_rollout_ref.rollout.response_length": "data.max_response_length",
     "trainer.run_dir": "trainer.default_local_dir",
@@ -84,21 +86,16 @@ _MICRO = Unsupported(
     (None,),
 )
 _OFF = Unsupported("not in this version", "leave the key out, or turn it off", (False, None))
-_CRITIC = Unsupported(
-    "this version trains without a critic", "leave the critic out; algorithm.adv_estimator=grpo needs none"
-)
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _MODEL = "actor_rollout_ref.model"
 _REF = "actor_rollout_ref.ref"
 
-UNSUPPORTED: Mapping[str, Unsupported] = {
+_OF_THE_RUN: Mapping[str, Unsupported] = {
     "ray_kwargs": _RAY,
     "ray_init": _RAY,
     "trainer.ray_wait_register_center_timeout": _RAY,
     "transfer_queue": Unsupported("rpcrl moves rows between workers itself; there is no transfer queue"),
-    "critic": _CRITIC,
-    "trainer.critic_warmup": Unsupported(_CRITIC.why, _CRITIC.remedy, (0,)),
     "distillation": Unsupported("distillation is not in this version"),
     "global_profiler": Unsupported(
         "profilers of other systems are not started; metrics.jsonl has the time of each phase"
@@ -240,7 +237,9 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "trainer.remove_previous_ckpt_in_save": Unsupported(
         "a number says how many checkpoints stay", "set trainer.max_actor_ckpt_to_keep=1", (False,)
     ),
-    "trainer.max_critic_ckpt_to_keep": Unsupported(_CRITIC.why, _CRITIC.remedy, (None,)),
+    "trainer.max_critic_ckpt_to_keep": Unsupported(
+        "actor and critic lie in one checkpoint", "set trainer.max_actor_ckpt_to_keep", (None,)
+    ),
     "trainer.esi_redundant_time": Unsupported("not in this version", same_as_ours=(0,)),
     "trainer.npu_profile": _OFF,
     "trainer.v1.sync": Unsupported("mode colocate has no settings of its own"),
@@ -249,6 +248,34 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     ),
     "trainer.v1.separate_async.hybrid_rollout.enable_switch": _OFF,
     "trainer.v1.sampler": Unsupported("samplers are not chosen in this version", "set trainer.max_staleness"),
+}
+
+_SAME_FOR_THE_CRITIC: Mapping[str, tuple[str, ...]] = {
+    _ACTOR: (
+        "strategy", "use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size", "shuffle", "checkpoint",
+        "ulysses_sequence_parallel_size", "fsdp_config", "fsdp_config.param_offload", "fsdp_config.optimizer_offload",
+        "megatron", "profiler", "optim.lr_warmup_steps_ratio", "optim.total_training_steps", "optim.min_lr_ratio",
+        "optim.num_cycles", "optim.optimizer",
+    ),
+    _MODEL: (
+        "use_remove_padding", "enable_gradient_checkpointing", "enable_activation_offload", "use_shm",
+        "trust_remote_code", "lora_rank", "lora_alpha", "target_modules", "external_lib",
+    ),
+}  # fmt: skip
+_OF_THE_CRITIC: Mapping[str, Unsupported] = {
+    "critic.forward_micro_batch_size": _MICRO,
+    "critic.forward_max_token_len_per_gpu": _DYNAMIC,
+    "critic.model.tokenizer_path": Unsupported("the critic reads the policy's tokens", same_as_ours=(None,)),
+    "critic.model.fsdp_config": _OF_THE_RUN[f"{_ACTOR}.fsdp_config"],
+    "critic.rollout_n": Unsupported("it is the rollout's", "set rollout.n"),
+    "critic.nccl_timeout": _OF_THE_RUN["actor_rollout_ref.nccl_timeout"],
+}
+
+UNSUPPORTED: Mapping[str, Unsupported] = {
+    **_OF_THE_RUN,
+    **{f"critic.{name}": _OF_THE_RUN[f"{_ACTOR}.{name}"] for name in _SAME_FOR_THE_CRITIC[_ACTOR]},
+    **{f"critic.model.{name}": _OF_THE_RUN[f"{_MODEL}.{name}"] for name in _SAME_FOR_THE_CRITIC[_MODEL]},
+    **_OF_THE_CRITIC,
 }
 """Full key or section of verl → why it is no setting; a longer key goes before its section."""
 

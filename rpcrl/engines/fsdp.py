@@ -1,94 +1,29 @@
-"""How does one dp rank train its part of a model, with a result that does not depend on the number of ranks?
-
-Gradients are summed over micro-batches without communication and averaged over the ranks once, in the last backward
-pass; the loss is normalised by the whole mini-batch's counts (``rpcrl.algorithms.aggregate``), so the update is the
-one that a single process would make. Weights and optimizer state are float32 whatever the computation's dtype is.
-"""
+"""How does a causal language model get its responses' log-probs, and learn from losses of them?"""
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rpcrl.algorithms.aggregate import BatchCounts
 from rpcrl.algorithms.logits import log_prob_and_entropy
-from rpcrl.engines import shards
-from rpcrl.engines.base import LossFn
-from rpcrl.engines.batches import Sequences, columns, positions
-from rpcrl.engines.hf_model import copy_tokenizer, load_model, model_folder, quiet, torch_dtype, use_threads
-from rpcrl.engines.sharding import DataParallel
-from rpcrl.errors import BatchError, CheckpointError, UsageError
+from rpcrl.engines.hf_model import load_model
+from rpcrl.engines.sharded import Sharded
 
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
 
 __all__ = ["FsdpEngine"]
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
+class FsdpEngine(Sharded):
+    """A training engine (``rpcrl.engines.base.TrainEngine``) over a Transformers causal LM."""
 
-class FsdpEngine:
-    """A training engine (``rpcrl.engines.base.TrainEngine``) over a Transformers causal LM.
-
-    All ranks of the default process group (none: a world of one) build it, and call its methods, together.
-    """
-
-    def __init__(
-        self,
-        model_path: str | Path,
-        *,
-        dtype: str = "float32",
-        device: str = "cpu",
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
-        eps: float = 1e-8,
-        grad_clip: float = 1.0,
-        trainable: bool = True,
-        threads: int = 1,
-    ) -> None:
-        """Load the folder's weights as float32 (float64 for ``dtype="float64"``) and shard them over the ranks.
-
-        ``dtype`` is what the model computes in (below float32 by autocast). ``grad_clip`` bounds the norm of the
-        whole gradient; 0 does not clip. ``trainable=False`` makes a model that only scores, e.g. a reference.
-        Raises UsageError for a folder that is no model, before anything heavy loads.
-        """
-        self._folder = model_folder(model_path)
-        use_threads(threads)
-        compute = torch_dtype(dtype)
-        wide = torch.float64 if compute is torch.float64 else torch.float32
-        self._autocast = None if compute is wide else compute
-        self._device = torch.device(device)
-        self._dp = DataParallel(self._device)
-        self._model = load_model(self._folder, dtype=wide).to(self._device).requires_grad_(trainable)
-        self._dp.shard(self._model)
-        self._grad_clip = grad_clip
-        self._version = 0
-        self._optimizer: torch.optim.AdamW | None = None
-        # The optimizer steps the plain tensors of this rank's shards, which share memory with the parameters:
-        # AdamW works element by element, and a step through DTensor's dispatch costs a small model milliseconds.
-        self._locals = {name: shards.local_part(parameter) for name, parameter in self._model.named_parameters()}
-        if trainable:
-            self._optimizer = torch.optim.AdamW(
-                list(self._locals.values()), lr=0.0, betas=betas, eps=eps, weight_decay=weight_decay, fused=True
-            )
-
-    @property
-    def weight_version(self) -> int:
-        """Number of ``train_mini_batch`` calls since the start of the run."""
-        return self._version
-
-    @property
-    def dp_size(self) -> int:
-        """Number of ranks that train this model together."""
-        return self._dp.size
-
-    # ---------------------------------------------------------------- scoring
+    def _load(self, folder: Path, dtype: torch.dtype) -> Any:
+        return load_model(folder, dtype=dtype)
 
     def compute_log_prob(self, batch: DataProto, *, micro_batch_size: int) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropy of the responses, each ``[N, R]`` float32, without gradient (collective).
@@ -96,244 +31,21 @@ class FsdpEngine:
         Reads ``input_ids``, ``attention_mask``, ``responses`` and meta_info ``temperature`` (default 1); columns
         without a token are 0. All ranks must have the same number of rows.
         """
-        log_probs, entropies = [], []
-        try:
-            with torch.no_grad():
-                for micro in self._micro_batches(batch, micro_batch_size):
-                    log_prob, entropy = self._score(micro, entropy_gradient=False)
-                    log_probs.append(log_prob.float())
-                    entropies.append(entropy.float())
-        finally:
-            self._dp.reshard()
-        return torch.cat(log_probs).cpu(), torch.cat(entropies).cpu()
+        log_prob, entropy = self._scored(
+            batch, micro_batch_size, lambda micro: self._score(micro, entropy_gradient=False)
+        )
+        return log_prob, entropy
 
-    def _micro_batches(self, batch: DataProto, size: int) -> Iterator[DataProto]:
-        if size < 1:
-            raise UsageError(f"micro_batch_size={size} must be 1 or more")
-        if len(batch) == 0:
-            raise BatchError("the engine got a batch without rows")
-        for start in range(0, len(batch), size):
-            yield batch.slice(start, min(start + size, len(batch)))
+    def _outputs(self, micro: DataProto, loss_fn: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+        return self._score(micro, entropy_gradient=bool(getattr(loss_fn, "needs_entropy_gradient", True)))
 
     def _score(self, micro: DataProto, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies ``[n, R]`` of a micro-batch, on the device."""
-        input_ids, attention_mask, responses = columns(
-            micro, ("input_ids", "attention_mask", "responses"), of="scoring"
-        )
-        part = Sequences.of(input_ids, attention_mask, responses.shape[1])
-        width = max(part.response_columns, 1)
-        ids = part.input_ids.to(self._device)
-        mask = part.attention_mask.to(self._device)
-        # The last token predicts nothing that is asked for, so the model does not see it.
-        last = ids.shape[1] - 1 if part.response_columns else ids.shape[1]
+        shown = self._shown(micro)
         with self._computing():
-            logits = self._model(
-                input_ids=ids[:, :last],
-                attention_mask=mask[:, :last],
-                position_ids=positions(mask)[:, :last],
-                use_cache=False,
-                logits_to_keep=width,
-            ).logits
-        targets = ids[:, ids.shape[1] - width :]
+            logits = self._model(**shown.arguments, logits_to_keep=shown.width).logits
         temperature = float(micro.meta_info.get("temperature", 1.0))
         log_prob, entropy = log_prob_and_entropy(
-            logits, targets, temperature=temperature, entropy_gradient=entropy_gradient
+            logits, shown.targets, temperature=temperature, entropy_gradient=entropy_gradient
         )
-        kept = slice(0, part.response_columns)
-        moved = Sequences(ids, mask, part.response_columns, part.padded_response_columns)
-        return moved.pad_back(log_prob[:, kept]), moved.pad_back(entropy[:, kept])
-
-    def _computing(self) -> contextlib.AbstractContextManager[object]:
-        if self._autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, dtype=self._autocast)
-
-    # ---------------------------------------------------------------- training
-
-    def train_mini_batch(
-        self, batch: DataProto, loss_fn: LossFn, *, micro_batch_size: int, lr: float
-    ) -> Mapping[str, float]:
-        """Make one optimizer step on this rank's rows; see ``TrainEngine.train_mini_batch`` (collective).
-
-        Raises BatchError on every rank when their numbers of rows differ, UsageError for a model that only scores.
-        """
-        if self._optimizer is None:
-            raise UsageError("train_mini_batch: this engine was made with trainable=False, it only scores")
-        batch = self._with_counts(batch)
-        micros = list(self._micro_batches(batch, micro_batch_size))
-        entropy_gradient = bool(getattr(loss_fn, "needs_entropy_gradient", True))
-        sums: dict[str, Tensor] = {}
-        try:
-            for index, micro in enumerate(micros):
-                self._dp.reduce_gradients(index == len(micros) - 1)
-                log_prob, entropy = self._score(micro, entropy_gradient=entropy_gradient)
-                loss, metrics = loss_fn(log_prob, entropy, self._on_device(micro))
-                loss.backward()  # type: ignore[no-untyped-call]
-                for name, value in (("loss", loss), *metrics.items()):
-                    sums[name] = sums.get(name, 0.0) + value.detach().double()
-            self._dp.reshard()
-            return self._step(sums, lr)
-        finally:
-            self._dp.reshard()
-            self._model.zero_grad(set_to_none=True)
-            self._optimizer.zero_grad(set_to_none=True)
-
-    def _with_counts(self, batch: DataProto) -> DataProto:
-        """Return the batch with the counts of the mini-batch over all ranks in its meta_info."""
-        (mask,) = columns(batch, ("response_mask",), of="training")
-        mine = BatchCounts.of(mask)
-        everyone = self._dp.gather([len(batch), mine.batch_num_tokens, mine.global_batch_size])
-        rows = [counts[0] for counts in everyone]
-        if len(set(rows)) > 1 or rows[0] == 0:
-            raise BatchError(
-                f"the dp ranks got {rows} rows of the mini-batch; each needs the same number, 1 or more "
-                "(ppo_mini_batch_size x rollout.n must be a multiple of the number of dp ranks)"
-            )
-        counts = BatchCounts(sum(c[1] for c in everyone), sum(c[2] for c in everyone), self._dp.size)
-        # A view of all rows, so that the caller's meta_info stays as it is.
-        counted = batch.slice(0, len(batch))
-        counted.meta_info = {**batch.meta_info, **counts.as_meta_info()}
-        return counted
-
-    def _on_device(self, micro: DataProto) -> DataProto:
-        return micro if self._device.type == "cpu" else micro.to(self._device)
-
-    def _step(self, sums: dict[str, Tensor], lr: float) -> dict[str, float]:
-        """Clip and step; one exchange settles the gradient's norm and the metrics for all ranks alike."""
-        optimizer = self._optimizer
-        if optimizer is None:
-            raise UsageError("this engine only scores")
-        gradients = []
-        for local, parameter in zip(self._locals.values(), self._model.parameters(), strict=True):
-            if parameter.grad is not None:
-                local.grad = shards.local_part(parameter.grad)
-                gradients.append(local.grad)
-        squares = [norm.double().square() for norm in torch._foreach_norm(gradients)]
-        values = torch.stack([torch.stack(squares).sum(), *(sums[name] for name in sums)])
-        square, *means = self._dp.sum(values).tolist()
-        norm = math.sqrt(square)
-        finite = math.isfinite(norm)
-        if finite:
-            if 0.0 < self._grad_clip < norm:
-                torch._foreach_mul_(gradients, self._grad_clip / (norm + 1e-6))
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
-        self._version += 1
-        result = {name: mean / self._dp.size for name, mean in zip(sums, means, strict=True)}
-        return {**result, "grad_norm": norm, "lr": lr, "skipped": 0.0 if finite else 1.0}
-
-    # ---------------------------------------------------------------- weights
-
-    def weights(self, *, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        """Yield full tensors under Hugging Face names, bucket by bucket (collective); valid until the next bucket.
-
-        A bucket holds at least one tensor and otherwise at most ``bucket_bytes``; tied weights come once. Without
-        sharding the tensors are the parameters themselves: copy them, do not change them.
-        """
-        buckets: list[dict[str, Tensor]] = [{}]
-        filled_bytes = 0
-        for name, parameter in self._model.named_parameters():
-            size_bytes = parameter.numel() * parameter.element_size()
-            if buckets[-1] and filled_bytes + size_bytes > bucket_bytes:
-                buckets.append({})
-                filled_bytes = 0
-            buckets[-1][name] = parameter
-            filled_bytes += size_bytes
-        for bucket in buckets:
-            yield list(zip(bucket, self._dp.full(list(bucket.values())), strict=True))
-
-    # ---------------------------------------------------------------- checkpoints
-
-    def save(self, directory: Path) -> Mapping[str, object]:
-        """Write this rank's model and optimizer shards as safetensors; returns this rank's manifest entry.
-
-        The entry holds plain JSON values. Raises CheckpointError when the disk does not take it.
-        """
-        suffix = f"rank-{self._dp.rank:05d}-of-{self._dp.size:05d}.safetensors"
-        named = dict(self._model.named_parameters())
-        entry: dict[str, object] = {
-            "rank": self._dp.rank,
-            "world_size": self._dp.size,
-            "weight_version": self._version,
-            "tensors": {name: shards.describe(tensor) for name, tensor in named.items()},
-            "model": shards.write_shard(directory / f"model-{suffix}", named),
-        }
-        if self._optimizer is not None:
-            steps, moments = self._moments(self._optimizer)
-            entry["optimizer_steps"] = steps
-            entry["optimizer_tensors"] = self._describe_moments(steps)
-            entry["optimizer"] = shards.write_shard(directory / f"optimizer-{suffix}", moments)
-        return entry
-
-    def _describe_moments(self, steps: int) -> dict[str, dict[str, object]]:
-        """Return the manifest entries of the moments: those of their parameters; none before the first step."""
-        named = self._model.named_parameters() if steps else ()
-        return {f"{name}.{moment}": shards.describe(tensor) for name, tensor in named for moment in MOMENTS}
-
-    def _moments(self, optimizer: torch.optim.AdamW) -> tuple[int, dict[str, Tensor]]:
-        """Return the number of optimizer steps made and both moments of every parameter (none before the first)."""
-        steps, moments = 0, {}
-        for name, local in self._locals.items():
-            state = optimizer.state.get(local)
-            if state:
-                steps = int(state["step"])
-                moments.update({f"{name}.{moment}": state[moment] for moment in MOMENTS})
-        return steps, moments
-
-    def load(self, directory: Path, manifest: Mapping[str, object]) -> None:
-        """Restore what ``save`` wrote (``manifest`` is this rank's entry), bit for bit, for the same world.
-
-        Raises CheckpointError, with everything as it was, when a file is missing or damaged or does not fit.
-        """
-        entry: Mapping[str, Any] = manifest
-        place = (entry["rank"], entry["world_size"])
-        if place != (self._dp.rank, self._dp.size):
-            raise CheckpointError(
-                f"this manifest entry is of rank {place[0]} of {place[1]}, but this is rank {self._dp.rank} of "
-                f"{self._dp.size}; resume with the number of ranks that wrote the checkpoint"
-            )
-        named = dict(self._model.named_parameters())
-        weights = shards.read_shard(directory, entry["model"])
-        shards.require_equal(
-            {name: shards.describe(tensor) for name, tensor in named.items()}, entry["tensors"], weights
-        )
-        moments: dict[str, Tensor] = {}
-        if self._optimizer is not None:
-            moments = self._read_moments(directory, entry)
-        for name, local in self._locals.items():
-            local.copy_(weights[name])
-        if self._optimizer is not None:
-            self._restore_moments(self._optimizer, moments, int(entry["optimizer_steps"]))
-        self._version = int(entry["weight_version"])
-
-    def _read_moments(self, directory: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
-        if "optimizer" not in entry:
-            raise CheckpointError(f"the checkpoint in {directory} has no optimizer state: its engine only scored")
-        moments = shards.read_shard(directory, entry["optimizer"])
-        expected = self._describe_moments(int(entry["optimizer_steps"]))
-        shards.require_equal(expected, entry["optimizer_tensors"], moments)
-        return moments
-
-    def _restore_moments(self, optimizer: torch.optim.AdamW, moments: Mapping[str, Tensor], steps: int) -> None:
-        optimizer.state.clear()
-        for name, local in self._locals.items() if moments else ():
-            state = {moment: torch.empty_like(local).copy_(moments[f"{name}.{moment}"]) for moment in MOMENTS}
-            state["step"] = torch.tensor(float(steps), device=local.device)
-            optimizer.state[local] = state
-
-    def export(self, directory: Path) -> None:
-        """Write a Hugging Face checkpoint, tokenizer included, from rank 0 (collective).
-
-        Every rank takes part in gathering; only rank 0 holds the whole model, in its CPU memory.
-        """
-        whole: dict[str, Tensor] = {}
-        for bucket in self.weights(bucket_bytes=0):
-            for name, tensor in bucket:
-                if self._dp.rank == 0:
-                    whole[name] = tensor.cpu()
-        if self._dp.rank == 0:
-            directory.mkdir(parents=True, exist_ok=True)
-            with quiet():
-                self._model.save_pretrained(directory, state_dict=whole)
-            copy_tokenizer(self._folder, directory)
+        return shown.pad_back(log_prob), shown.pad_back(entropy)

@@ -25,6 +25,7 @@ __all__ = [
     "load_config",
     "load_model",
     "load_tokenizer",
+    "load_value_model",
     "model_folder",
     "pad_token_id",
     "quiet",
@@ -95,15 +96,21 @@ def tokenizer_folder(path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep Transformers' progress bars off the console meanwhile; many processes would write over each other."""
+def quiet(*, reports: bool = True) -> Iterator[None]:
+    """Keep Transformers' progress bars off the console meanwhile; many processes would write over each other.
+
+    Without ``reports`` its warnings stay away too, where they tell what is meant to be so.
+    """
     from transformers.utils import logging
 
-    bar_was_on = logging.is_progress_bar_enabled()
+    bar_was_on, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    if not reports:
+        logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if bar_was_on:
             logging.enable_progress_bar()
 
@@ -130,6 +137,36 @@ def load_model(path: str | Path, *, dtype: torch.dtype) -> Any:
 
     with quiet():
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+
+
+def load_value_model(path: str | Path, *, dtype: torch.dtype) -> Any:
+    """Return the model of a folder with one number for each token instead of logits, on the CPU, in evaluation mode.
+
+    The head is that of Transformers' token classification. One that the folder does not have, as that of a language
+    model's, is zero: a fresh critic expects nothing, whatever the seed and the rank. Raises UsageError for an
+    architecture that Transformers has no such head for.
+    """
+    folder = model_folder(path)
+    from transformers import AutoModelForTokenClassification
+
+    config = load_config(folder)
+    if type(config) not in AutoModelForTokenClassification._model_mapping:
+        raise UsageError(
+            f"critic.model.path={str(path)!r}: Transformers has no token classification for models of type "
+            f"{config.model_type!r}, and a critic is one with one class; choose another model for the critic, or an "
+            "estimator that needs none (algorithm.adv_estimator=grpo)"
+        )
+    with quiet(reports=False):
+        model, report = AutoModelForTokenClassification.from_pretrained(
+            folder, num_labels=1, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    missing = {name: tensor for name, tensor in model.named_parameters() if name in report["missing_keys"]}
+    body = [name for name in missing if name.startswith(f"{model.base_model_prefix}.")]
+    if body:
+        raise UsageError(f"critic.model.path={str(path)!r}: the folder's weights lack {', '.join(body[:8])}")
+    for tensor in missing.values():
+        tensor.data.zero_()
+    return model.eval()
 
 
 def load_tokenizer(path: str | Path) -> Any:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
 
 from rpcrl.dispatch.mode import Dispatch
 from rpcrl.dispatch.register import register
-from rpcrl.errors import CheckpointError
-from rpcrl.roles.shard_files import describe_files, verify_files
-from rpcrl.runtime.worker import Worker
+from rpcrl.roles.learner import LearnerWorker
 
 if TYPE_CHECKING:
     import torch
@@ -45,22 +42,20 @@ def actor_loss(config: Actor) -> ActorLoss:
     )
 
 
-class ActorWorker(Worker):
+class ActorWorker(LearnerWorker):
     """One dp rank of the policy that is trained."""
+
+    role: ClassVar[str] = "actor"
 
     def __init__(self, config: ActorRolloutRef, *, model_path: str, device: str, threads: int, seed: int) -> None:
         super().__init__()
-        import torch
-
         from rpcrl.engines.fsdp import FsdpEngine
 
-        torch.manual_seed(seed)
-        if self.world_size > 1:
-            self.init_process_group()
+        self._begin(seed)
         self._micro_batch_size = config.actor.ppo_micro_batch_size_per_gpu
         self._log_prob_micro_batch_size = config.rollout.log_prob_micro_batch_size_per_gpu
         self._loss = actor_loss(config.actor)
-        self._engine = FsdpEngine(
+        self._policy = FsdpEngine(
             model_path,
             dtype=config.model.dtype,
             device=device,
@@ -69,13 +64,14 @@ class ActorWorker(Worker):
             grad_clip=config.actor.grad_clip,
             threads=threads,
         )
+        self._engine = self._policy
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, batch: DataProto) -> DataProto:
         """Return ``old_log_probs`` and ``entropys``, each [N, R] float32, under the current weights."""
         from rpcrl.batch.data_proto import DataProto
 
-        log_prob, entropy = self._engine.compute_log_prob(
+        log_prob, entropy = self._policy.compute_log_prob(
             batch, micro_batch_size=self._log_prob_micro_batch_size or len(batch)
         )
         return DataProto.from_dict(tensors={"old_log_probs": log_prob, "entropys": entropy})
@@ -86,53 +82,8 @@ class ActorWorker(Worker):
 
         meta_info: ``lr``, and the counts of the whole mini-batch (``BatchCounts``), by which the loss is normalised.
         """
-        micro = self._micro_batch_size or len(mini_batch)
-        figures = self._engine.train_mini_batch(
-            mini_batch, self._loss, micro_batch_size=micro, lr=float(mini_batch.meta_info["lr"])
-        )
-        return {name: float(value) for name, value in figures.items()}
+        return self._update(mini_batch)
 
     def weight_buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Yield the full weights under Hugging Face names (collective), for a rollout in the same process."""
         return self._engine.weights(bucket_bytes=bucket_bytes)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, directory: str) -> dict[str, Any]:
-        """Write this rank's shards and random state below ``directory``; returns its entry of the manifest.
-
-        The files are flushed to the disk and listed with their hashes when it returns.
-        """
-        import torch
-        from safetensors.torch import save_file
-
-        root = Path(directory)
-        own = root / "actor" / f"rank_{self.rank}"
-        own.mkdir(parents=True)
-        engine = dict(self._engine.save(own))
-        save_file({"torch_cpu": torch.get_rng_state()}, own / "random_state.safetensors")
-        files = describe_files(root, (path for path in own.rglob("*") if path.is_file()))
-        return {"rank": self.rank, "engine": engine, "files": files}
-
-    @register(Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, directory: str, entries: Sequence[Mapping[str, Any]]) -> int:
-        """Restore what ``save_checkpoint`` wrote, after comparing the hashes; returns the engine's weight version.
-
-        Raises CheckpointError, with nothing loaded, when a file differs or this rank has no entry.
-        """
-        import torch
-        from safetensors.torch import load_file
-
-        entry = next((entry for entry in entries if entry["rank"] == self.rank), None)
-        if entry is None:
-            raise CheckpointError(f"{directory} has no entry for actor rank {self.rank} of {self.world_size}")
-        root = Path(directory)
-        verify_files(root, entry["files"])
-        own = root / "actor" / f"rank_{self.rank}"
-        self._engine.load(own, entry["engine"])
-        torch.set_rng_state(load_file(own / "random_state.safetensors")["torch_cpu"])
-        return self._engine.weight_version
-
-    @register(Dispatch.ONE_TO_ALL)
-    def export_model(self, directory: str) -> None:
-        """Write a Hugging Face checkpoint (collective; rank 0 writes)."""
-        self._engine.export(Path(directory))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rpcrl.config.account import learners
 from rpcrl.errors import ConfigError, UsageError, Violation
 from rpcrl.logs import get_logger
 from rpcrl.trainer.checkpoint import CheckpointStore, Manifest, check_world, read_manifest
@@ -242,7 +243,9 @@ class Trainer:
             return None
         manifest = read_manifest(checkpoint)
         trainer = self.config.trainer
-        check_world(manifest, {"actor": trainer.nnodes * trainer.n_gpus_per_node}, directory=checkpoint)
+        ranks = trainer.nnodes * trainer.n_gpus_per_node
+        roles = [learner.name for learner in learners(self.config)] if training else ["actor"]
+        check_world(manifest, dict.fromkeys(roles, ranks), directory=checkpoint)
         if training:
             check_same_run(manifest.settings, self.config, directory=checkpoint)
         return checkpoint, manifest
@@ -258,7 +261,7 @@ class Trainer:
         return Controller(log_dir=self.run.logs, console=self._console, console_sink=self._console_sink)
 
     def _start(self, controller: Controller) -> None:
-        from rpcrl.trainer.sources import model_folder
+        from rpcrl.trainer.sources import critic_folder, model_folder
 
         trainer = self.config.trainer
         count = trainer.nnodes * trainer.n_gpus_per_node
@@ -268,6 +271,7 @@ class Trainer:
             controller,
             self.config,
             model_path=model_path,
+            critic_path=str(critic_folder(self.config)),
             reward_fn=self._reward_fn,
             device=resolve_device(self.config),
         )
@@ -297,7 +301,9 @@ class Trainer:
         directory, manifest = found
         self.observer.on_status(f"restoring step {manifest.step} from {directory}")
         self.train.load_state(manifest.data)
-        self.groups.actor.load_checkpoint(str(directory), manifest.ranks["actor"])
+        for role, group in self.groups.learners().items():
+            if role in manifest.ranks:  # an evaluation of a run without a critic may have one configured
+                group.load_checkpoint(str(directory), manifest.ranks[role])
         self.start_step = manifest.step
         self.weight_version = manifest.weight_version
         if self.kl is not None and manifest.kl_coef is not None:
@@ -392,12 +398,13 @@ class Trainer:
 
     def _save_shards(self, step: int) -> Manifest:
         directory = self._store.begin(step)
-        entries = self.groups.actor.save_checkpoint(str(directory))
+        groups = self.groups.learners()
+        entries = {role: group.save_checkpoint(str(directory)) for role, group in groups.items()}
         self.totals.wall_s = self._wall_s()
         return Manifest(
             step=step,
-            world={"actor": self.groups.actor.world_size},
-            ranks={"actor": entries},
+            world={role: group.world_size for role, group in groups.items()},
+            ranks=entries,
             weight_version=self.weight_version,
             data=self.train.state(),
             totals=self.totals.to_json(),

@@ -1,8 +1,8 @@
 """How does one pool do everything, one thing after another? The synchronous colocate mode.
 
-Actor, rollout and reference share each process of the pool. A step generates, puts the rollout to sleep (its memory
-is the trainer's meanwhile), scores, trains, and wakes the rollout with the new weights: samples are never older than
-the weights that they train.
+Actor, rollout, reference and critic share each process of the pool; the critic may have a group of its own beside them.
+A step generates, puts the rollout to sleep (its memory is the trainer's meanwhile), scores, trains, and wakes the
+rollout with the new weights: samples are never older than the weights that they train.
 """
 
 from __future__ import annotations
@@ -10,27 +10,36 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar
 
+from rpcrl.config.account import learners
 from rpcrl.trainer.base import Trainer
 from rpcrl.trainer.metrics import PhaseTimer, data_metrics, log_prob_difference, tensors_of, timing_metrics
 
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
+    from rpcrl.config.run import Optim
 
 __all__ = ["ColocateTrainer"]
 
 
 class ColocateTrainer(Trainer):
-    """GRPO on one pool without overlap: each step samples with the weights that the step before it made."""
+    """One pool without overlap, every estimator: each step samples with the weights that the step before it made."""
 
     mode: ClassVar[str] = "colocate"
 
     def step(self, step: int, timer: PhaseTimer) -> dict[str, float]:
-        """Do one step: B × n samples, B / M × epochs optimizer steps, one weight sync."""
+        """Do one step: B × n samples, B / M × epochs optimizer steps, one weight sync.
+
+        Before step ``trainer.critic_warmup`` only the critic learns; the rollout wakes with the weights that it had.
+        """
         began_s = time.perf_counter()
         batch = self.sample(step, timer)
         batch, metrics = self.score(batch, timer)
-        with timer("update_actor"):
-            metrics.update(self.update_actor(batch, step))
+        if self.groups.critic is not None:
+            with timer("update_critic"):
+                metrics.update(self.update_critic(batch, step))
+        if step >= self.config.trainer.critic_warmup:
+            with timer("update_actor"):
+                metrics.update(self.update_actor(batch, step))
         with timer("update_weights"):
             self.sync_weights()
         step_s = time.perf_counter() - began_s
@@ -50,7 +59,7 @@ class ColocateTrainer(Trainer):
         return batch
 
     def score(self, batch: DataProto, timer: PhaseTimer) -> tuple[DataProto, dict[str, float]]:
-        """Add rewards, log-probs and advantages."""
+        """Add rewards, log-probs, values where there is a critic, and advantages."""
         from rpcrl.trainer import steps
 
         algorithm = self.config.algorithm
@@ -64,6 +73,9 @@ class ColocateTrainer(Trainer):
         if self.groups.reference is not None:
             with timer("ref"):
                 batch = steps.ref_log_prob(self.groups.reference, batch)
+        if self.groups.critic is not None:
+            with timer("values"):
+                batch = steps.values(self.groups.critic, batch)
         with timer("adv"):
             batch, more = steps.advantage(batch, algorithm, kl=self.kl)
         return batch, {**metrics, **more}
@@ -74,27 +86,44 @@ class ColocateTrainer(Trainer):
 
         return steps.reward(self.groups.reward, batch, self.tokenizer)
 
+    def update_critic(self, batch: DataProto, step: int) -> dict[str, float]:
+        """Make the critic's optimizer steps."""
+        from rpcrl.trainer import steps
+
+        critic = next(learner for learner in learners(self.config) if learner.name == "critic")
+        return steps.update_critic(
+            self.groups.critic,
+            batch,
+            mini_batch_rows=critic.mini_batch * self.config.actor_rollout_ref.rollout.n,
+            epochs=critic.epochs,
+            lr=self._rate(self.config.critic.optim, step),
+        )
+
     def update_actor(self, batch: DataProto, step: int) -> dict[str, float]:
         """Make the step's optimizer steps."""
-        from rpcrl.engines.schedule import learning_rate
         from rpcrl.trainer import steps
 
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-        rate = learning_rate(
-            step - 1,
-            lr=actor.optim.lr,
-            total_steps=self.total_steps,
-            warmup_steps=actor.optim.lr_warmup_steps,
-            kind=actor.optim.lr_scheduler_type,
-        )
         return steps.update_actor(
             self.groups.actor,
             batch,
             mini_batch_rows=actor.ppo_mini_batch_size * rollout.n,
             epochs=actor.ppo_epochs,
-            lr=rate,
+            lr=self._rate(actor.optim, step),
             temperature=rollout.temperature,
             extra_columns=("ref_log_prob",) if actor.use_kl_loss else (),
+        )
+
+    def _rate(self, optim: Optim, step: int) -> float:
+        """Return the learning rate of a step."""
+        from rpcrl.engines.schedule import learning_rate
+
+        return learning_rate(
+            step - 1,
+            lr=optim.lr,
+            total_steps=self.total_steps,
+            warmup_steps=optim.lr_warmup_steps,
+            kind=optim.lr_scheduler_type,
         )
 
     def _figures(self, batch: DataProto, timer: PhaseTimer, step_s: float) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Which processes does a colocate run have, and how are they started without waiting for one another?
 
-The global pool holds one process a slot with actor, rollout and (where a KL is used) reference in it; the reward pool
-holds plain CPU processes that never load torch. Both start at once, in threads, so that the driver can load its own
-libraries meanwhile.
+The global pool holds one process a slot with actor, rollout and (where there are any) reference and critic in it, and a
+second one a slot for a critic with a group of its own; the reward pool holds plain CPU processes that never load torch.
+All start at once, in threads, so that the driver can load its own libraries meanwhile.
 """
 
 from __future__ import annotations
@@ -12,30 +12,43 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rpcrl.config.account import account, needs_reference
+from rpcrl.config.account import account, needs_critic, needs_reference
 from rpcrl.config.registry import POLICY_LOSSES
 from rpcrl.env import THREAD_VARIABLES
 from rpcrl.topology import ResourcePool
 
 if TYPE_CHECKING:
     from rpcrl.config.run import ActorRolloutRef, RunConfig
+    from rpcrl.roles.critic import CriticWorker
     from rpcrl.runtime.controller import Controller
+    from rpcrl.runtime.worker_group import ClassWithInitArgs
 
 __all__ = ["GroupStart", "RoleGroups", "resolve_device"]
 
 
 @dataclass(frozen=True)
 class RoleGroups:
-    """The groups of a run, one view a role; ``reference`` is None where no KL is used."""
+    """The groups of a run, one view a role; ``reference`` and ``critic`` are None in a run that needs none."""
 
     actor: Any
     rollout: Any
     reference: Any | None
     reward: Any
+    critic: Any | None = None
+
+    def learners(self) -> dict[str, Any]:
+        """Return the groups whose models are trained and saved."""
+        return {"actor": self.actor} if self.critic is None else {"actor": self.actor, "critic": self.critic}
 
     def by_role(self) -> dict[str, Any]:
         """Return the groups that are there, by the names that the summary uses."""
-        groups = {"actor": self.actor, "rollout": self.rollout, "ref": self.reference, "reward": self.reward}
+        groups = {
+            "actor": self.actor,
+            "critic": self.critic,
+            "rollout": self.rollout,
+            "ref": self.reference,
+            "reward": self.reward,
+        }
         return {role: group for role, group in groups.items() if group is not None}
 
 
@@ -60,25 +73,41 @@ class GroupStart:
     """Starts the groups in the background; ``result`` waits for them."""
 
     def __init__(
-        self, controller: Controller, config: RunConfig, *, model_path: str, reward_fn: str, device: str
+        self,
+        controller: Controller,
+        config: RunConfig,
+        *,
+        model_path: str,
+        critic_path: str,
+        reward_fn: str,
+        device: str,
     ) -> None:
         threads = str(config.trainer.threads_per_worker)
         self._environment = dict.fromkeys(THREAD_VARIABLES, threads)
         self._controller = controller
         self._config = config
         self._model_path = model_path
+        self._critic_path = critic_path
         self._reward_fn = reward_fn
         self._device = device
-        self._executor = ThreadPoolExecutor(2, thread_name_prefix="group-start")
+        self._pool = ResourcePool(
+            self._processes("global_pool"),
+            max_colocate_count=config.trainer.max_colocate_count,
+            device=device,
+            name="global_pool",
+        )
+        self._own_critic = needs_critic(config) and config.critic.own_group
+        self._executor = ThreadPoolExecutor(3, thread_name_prefix="group-start")
         self._global: Future[Mapping[str, Any]] = self._executor.submit(self._start_global)
         self._reward: Future[Any] = self._executor.submit(self._start_reward)
+        self._critic: Future[Any] | None = self._executor.submit(self._start_critic) if self._own_critic else None
         self._executor.shutdown(wait=False)
 
     def result(self) -> RoleGroups:
         """Wait until every process is up; raises what the start of a group raised."""
         views = self._global.result()
-        reward = self._reward.result()
-        return RoleGroups(views["actor"], views["rollout"], views.get("ref"), reward)
+        critic = views.get("critic") if self._critic is None else self._critic.result()
+        return RoleGroups(views["actor"], views["rollout"], views.get("ref"), self._reward.result(), critic)
 
     def _processes(self, pool_name: str) -> tuple[int, ...]:
         """Return the processes on each node of a pool, from the account that ``rpcrl plan`` prints."""
@@ -91,12 +120,6 @@ class GroupStart:
         from rpcrl.runtime.worker_group import ClassWithInitArgs, WorkerGroup
 
         trainer, roles = self._config.trainer, _portable(self._config.actor_rollout_ref)
-        pool = ResourcePool(
-            self._processes("global_pool"),
-            max_colocate_count=trainer.max_colocate_count,
-            device=self._device,
-            name="global_pool",
-        )
         common = {"model_path": self._model_path, "device": self._device, "threads": trainer.threads_per_worker}
         classes: dict[str, ClassWithInitArgs[Any]] = {
             "actor": ClassWithInitArgs(ActorWorker, roles, **common, seed=trainer.seed),
@@ -104,9 +127,40 @@ class GroupStart:
         }
         if needs_reference(self._config):
             classes["ref"] = ClassWithInitArgs(ReferenceWorker, roles, **common)
-        group = WorkerGroup(pool, classes, name="trainer", environment=self._environment, controller=self._controller)
+        if needs_critic(self._config) and not self._own_critic:
+            classes["critic"] = self._critic_class()
+        group = WorkerGroup(
+            self._pool, classes, name="trainer", environment=self._environment, controller=self._controller
+        )
         views: Mapping[str, Any] = group.spawn()
         return views
+
+    def _critic_class(self) -> ClassWithInitArgs[CriticWorker]:
+        from rpcrl.roles.critic import CriticWorker
+        from rpcrl.runtime.worker_group import ClassWithInitArgs
+
+        trainer, roles = self._config.trainer, self._config.actor_rollout_ref
+        return ClassWithInitArgs(
+            CriticWorker,
+            self._config.critic,
+            model_path=self._critic_path,
+            dtype=roles.model.dtype,
+            loss_agg_mode=roles.actor.loss_agg_mode,
+            device=self._device,
+            threads=trainer.threads_per_worker,
+            seed=trainer.seed,
+        )
+
+    def _start_critic(self) -> Any:
+        from rpcrl.runtime.worker_group import WorkerGroup
+
+        return WorkerGroup(
+            self._pool,
+            self._critic_class(),
+            name="critic",
+            environment=self._environment,
+            controller=self._controller,
+        )
 
     def _start_reward(self) -> Any:
         from rpcrl.rewards.worker import RewardWorker

@@ -63,7 +63,8 @@ def data_metrics(batch: DataProto, *, max_prompt_length: int, max_response_lengt
     """Return scores, rewards, advantages and lengths of a step's samples.
 
     Reads ``token_level_scores``, ``token_level_rewards``, ``advantages``, ``returns``, ``response_mask``,
-    ``attention_mask``. ``clip_ratio`` is the share of samples at the maximal length.
+    ``attention_mask``, and ``values`` where there is a critic. ``clip_ratio`` is the share of samples at the maximal
+    length.
     """
     columns = tensors_of(batch)
     mask = columns["response_mask"].bool()
@@ -74,12 +75,25 @@ def data_metrics(batch: DataProto, *, max_prompt_length: int, max_response_lengt
         **_spread("critic/rewards", columns["token_level_rewards"].sum(-1)),
         **_spread("critic/advantages", columns["advantages"][mask]),
         **_spread("critic/returns", columns["returns"][mask]),
+        **_value_metrics(columns, mask),
         **_spread("response_length", response_tokens),
         **_spread("prompt_length", prompt_tokens),
     }
     metrics["response_length/clip_ratio"] = float((response_tokens >= max_response_length).float().mean())
     metrics["response/aborted_ratio"] = float((response_tokens == 0).float().mean())
     metrics["prompt_length/clip_ratio"] = float((prompt_tokens >= max_prompt_length).float().mean())
+    return metrics
+
+
+def _value_metrics(columns: Any, mask: Tensor) -> dict[str, float]:
+    """Return ``critic/values/*`` and which share of the returns' variance the values explain (1: all of it)."""
+    if "values" not in columns.keys():  # noqa: SIM118  (a TensorDict answers ``in`` for its keys only)
+        return {}
+    values, returns = columns["values"][mask].double(), columns["returns"][mask].double()
+    metrics = _spread("critic/values", values)
+    if values.numel() > 1:
+        unexplained = float((returns - values).var() / (returns.var() + 1e-5))
+        metrics["critic/vf_explained_var"] = 1.0 - unexplained
     return metrics
 
 
@@ -92,7 +106,9 @@ def timing_metrics(
     for phase, tokens in (
         ("gen", response_tokens),
         ("ref", total_tokens),
+        ("values", total_tokens),
         ("adv", total_tokens),
+        ("update_critic", total_tokens),
         ("update_actor", total_tokens),
     ):
         if phase in phases_s and tokens > 0:

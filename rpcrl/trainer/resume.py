@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_same_run", "deciding_settings", "named_checkpoint", "run_path"]
 
-_DECIDING_SECTIONS = ("data.", "algorithm.", "actor_rollout_ref.model.", "actor_rollout_ref.actor.")
+_DECIDING_SECTIONS = ("data.", "algorithm.", "actor_rollout_ref.model.", "actor_rollout_ref.actor.", "critic.")
 _DECIDING = frozenset(
     {
         "actor_rollout_ref.rollout.n",
@@ -30,6 +30,7 @@ _DECIDING = frozenset(
         "actor_rollout_ref.rollout.top_p",
         "reward.fn",
         "reward.reward_kwargs",
+        "trainer.critic_warmup",
         "trainer.mode",
         "trainer.seed",
     }
@@ -40,9 +41,12 @@ _FREE = frozenset(
         "data.val_batch_size",
         "data.val_max_samples",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        "critic.own_group",
+        "critic.ppo_micro_batch_size_per_gpu",
+        "critic.forward_micro_batch_size_per_gpu",
     }
 )
-_PATHS = frozenset({"data.train_files", "actor_rollout_ref.model.path"})
+_PATHS = frozenset({"data.train_files", "actor_rollout_ref.model.path", "critic.model.path"})
 
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:

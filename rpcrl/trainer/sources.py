@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rpcrl.config.account import needs_critic
+from rpcrl.config.functions import needed_arguments
 from rpcrl.config.registry import ADVANTAGES, POLICY_LOSSES
+from rpcrl.engines.hf_model import model_folder as plain_folder
 from rpcrl.engines.hf_model import tokenizer_folder
 from rpcrl.errors import BatchError, ConfigError, UsageError, Violation
 from rpcrl.tasks.built_in import BUILT_IN_TASKS
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Prompts",
+    "critic_folder",
     "model_folder",
     "open_heldout",
     "open_prompts",
@@ -45,9 +49,15 @@ def model_folder(config: RunConfig) -> Path:
     return task.base_checkpoint()
 
 
+def critic_folder(config: RunConfig) -> Path:
+    """Return the folder of the model that the critic starts from: ``critic.model.path``, else the policy's."""
+    path = config.critic.model.path
+    return model_folder(config) if path is None else Path(path).expanduser().absolute()
+
+
 def source_checks(config: RunConfig, *, heldout_needed: bool = False) -> list[Violation]:
     """Return everything that is wrong with the model, the reward function and the prompts; starts no process."""
-    violations = [*_model_violations(config), *_function_violations(config)]
+    violations = [*_model_violations(config), *_critic_violations(config), *_function_violations(config)]
     scored_by_a_model = config.reward.reward_model.enable and config.reward.fn is None
     checks: tuple[Callable[[RunConfig], object], ...] = (
         lambda config: open_prompts(config, heldout_needed=heldout_needed),
@@ -86,6 +96,17 @@ def _model_violations(config: RunConfig) -> Iterator[Violation]:
         )
 
 
+def _critic_violations(config: RunConfig) -> Iterator[Violation]:
+    path = config.critic.model.path
+    if path is not None and needs_critic(config):
+        try:
+            plain_folder(path)
+        except UsageError as error:
+            problem = str(error).partition(": ")[2]
+            remedies = ("name a folder with config.json and weights", "or leave the key out: the policy's model")
+            yield Violation("critic.model.path", f"{Path(path).expanduser().absolute()}: {problem}", remedies)
+
+
 def _function_violations(config: RunConfig) -> Iterator[Violation]:
     """Yield what is wrong with an estimator or a loss that is named by its import path."""
     for registry, name in (
@@ -94,9 +115,12 @@ def _function_violations(config: RunConfig) -> Iterator[Violation]:
     ):
         if ":" in name:
             try:
-                registry[name]
+                function = registry[name]
             except ConfigError as error:
                 yield from error.violations
+                continue
+            if registry is ADVANTAGES and "values" in needed_arguments(function) and not needs_critic(config):
+                yield Violation(registry.key, f"{name} needs the values of a critic", ("set critic.enable=true",))
 
 
 def reward_function(config: RunConfig) -> str:

@@ -7,7 +7,7 @@ columns that the driver itself needs. N = prompts × n samples, P prompt columns
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,7 +33,9 @@ __all__ = [
     "ref_log_prob",
     "reward",
     "update_actor",
+    "update_critic",
     "update_weights",
+    "values",
 ]
 
 ACTOR_COLUMNS = (
@@ -43,7 +45,7 @@ ACTOR_COLUMNS = (
     "responses",
     "response_mask",
 )
-"""What a model needs to give the responses their log-probs."""
+"""What a model needs to give the responses their log-probs or values."""
 
 
 class TextDecoder(Protocol):
@@ -166,6 +168,12 @@ def ref_log_prob(reference: Any, batch: DataProto) -> DataProto:
     return batch.union(scored.select(batch_keys=["ref_log_prob"]))
 
 
+def values(critic: Any, batch: DataProto) -> DataProto:
+    """Add ``values`` [N, R]: what the critic expects before each response token."""
+    scored: DataProto = critic.compute_values(batch.select(batch_keys=list(ACTOR_COLUMNS), non_tensor_batch_keys=[]))
+    return batch.union(scored.select(batch_keys=["values"]))
+
+
 def advantage(
     batch: DataProto, algorithm: Algorithm, *, kl: KlController | None = None
 ) -> tuple[DataProto, dict[str, float]]:
@@ -207,6 +215,24 @@ def advantage(
     return batch.union(DataProto.from_dict(tensors=added)), metrics
 
 
+def update_critic(critic: Any, batch: DataProto, *, mini_batch_rows: int, epochs: int, lr: float) -> dict[str, float]:
+    """Make ``len(batch) / mini_batch_rows × epochs`` optimizer steps of the critic; returns ``critic/*`` figures.
+
+    Reads ``values`` and ``returns``; mini-batches are made as those of ``update_actor`` are.
+    """
+    columns = [*ACTOR_COLUMNS, "values", "returns"]
+    parts = _updates(
+        critic.update_critic,
+        critic.world_size,
+        batch,
+        columns,
+        {"lr": lr},
+        mini_batch_rows=mini_batch_rows,
+        epochs=epochs,
+    )
+    return _update_metrics("critic", parts)
+
+
 def update_actor(
     actor: Any,
     batch: DataProto,
@@ -223,28 +249,45 @@ def update_actor(
     on micro-batches; each mini-batch carries its own counts, so its loss does not either.
     Raises BatchError when the rows do not divide into mini-batches of that size.
     """
+    columns = [*ACTOR_COLUMNS, "old_log_probs", "advantages", *extra_columns]
+    meta = {"lr": lr, "temperature": temperature}
+    parts = _updates(
+        actor.update_actor, actor.world_size, batch, columns, meta, mini_batch_rows=mini_batch_rows, epochs=epochs
+    )
+    return _update_metrics("actor", parts)
+
+
+def _updates(
+    update: Callable[[DataProto], list[Mapping[str, float]]],
+    world_size: int,
+    batch: DataProto,
+    columns: list[str],
+    meta: Mapping[str, float],
+    *,
+    mini_batch_rows: int,
+    epochs: int,
+) -> list[dict[str, float]]:
+    """Call ``update`` with each mini-batch, in order, ``epochs`` times over; returns the figures of each."""
     if len(batch) % mini_batch_rows:
         raise BatchError(
             f"{len(batch)} samples do not divide into mini-batches of {mini_batch_rows} (ppo_mini_batch_size x "
             "rollout.n); make train_batch_size a multiple of ppo_mini_batch_size"
         )
-    columns = [*ACTOR_COLUMNS, "old_log_probs", "advantages", *extra_columns]
     rows = batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[])
-    parts: list[Mapping[str, float]] = []
+    parts = []
     for _ in range(epochs):
         for mini in rows.split(mini_batch_rows):
-            counts = BatchCounts.of(tensors_of(mini)["response_mask"], dp_size=actor.world_size)
-            request = DataProto(
-                batch=mini.batch,
-                non_tensor_batch={},
-                meta_info={**counts.as_meta_info(), "lr": lr, "temperature": temperature},
-            )
-            per_rank: list[Mapping[str, float]] = actor.update_actor(request)
-            parts.append(reduce_metrics(per_rank))
-    metrics = {f"actor/{name}": value for name, value in reduce_metrics(parts).items()}
-    metrics["actor/num_updates"] = float(len(parts))
-    if "actor/skipped" in metrics:
-        metrics["actor/skipped"] *= len(parts)
+            counts = BatchCounts.of(tensors_of(mini)["response_mask"], dp_size=world_size)
+            request = DataProto(batch=mini.batch, non_tensor_batch={}, meta_info={**counts.as_meta_info(), **meta})
+            parts.append(reduce_metrics(update(request)))
+    return parts
+
+
+def _update_metrics(name: str, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    metrics = {f"{name}/{figure}": value for figure, value in reduce_metrics(parts).items()}
+    metrics[f"{name}/num_updates"] = float(len(parts))
+    if f"{name}/skipped" in metrics:
+        metrics[f"{name}/skipped"] *= len(parts)
     return metrics
 
 

@@ -51,6 +51,24 @@ def test_what_cannot_be_loaded_is_refused_by_every_command_at_once(command: tupl
         assert part in result.stderr
 
 
+def test_a_critic_with_a_group_of_its_own_has_processes_of_its_own() -> None:
+    shared = _dry_run("algorithm.adv_estimator=gae").stdout
+    assert sum("actor+rollout+critic; node 0" in line for line in shared.splitlines()) == 2
+    apart = _dry_run("algorithm.adv_estimator=gae", "critic.own_group=true").stdout
+    assert sum(" actor+rollout; node 0" in line for line in apart.splitlines()) == 2
+    assert sum("critic.rank" in line and " critic; node 0" in line for line in apart.splitlines()) == 2
+
+
+def test_two_groups_share_the_devices_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    result = _dry_run("algorithm.adv_estimator=gae", "critic.own_group=true", "trainer.device=cuda")
+    assert result.exit_code == 0, result.stderr
+    for name in ("trainer", "critic"):
+        for rank, device in enumerate("31"):
+            lines = [line for line in result.stdout.splitlines() if f"{name}.rank{rank} " in line]
+            assert any(line.endswith(f"device {device}") for line in lines), lines
+
+
 def test_logs_have_the_names_that_a_run_gives_them() -> None:
     result = _dry_run()
     assert "RUN_DIR/logs/trainer.rank1.log" in result.stdout

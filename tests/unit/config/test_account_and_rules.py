@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcrl.config.account import ACCOUNT_KEYS, Account, account, account_json
+from rpcrl.config.account import ACCOUNT_KEYS, Account, account, account_json, learners
 from rpcrl.config.load import load, read
 from rpcrl.config.registry import ADVANTAGES, register_advantage
 from rpcrl.config.run import RunConfig
@@ -327,6 +327,67 @@ def test_modes_and_backends_that_fit_pass() -> None:
     free = (*SEPARATE_ASYNC, "data.train_batch_size=512")
     assert not _found(*free, mode="separate")
     assert list(_found(*free, mode="separate-async")) == ["trainer.v1.separate_async.parameter_sync_step"]
+
+
+PPO = ("algorithm.adv_estimator=gae",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "part"),
+    [
+        (("critic.enable=false",), "critic.enable", "gae needs the values of a critic"),
+        (("critic.loss_agg_mode=mean",), "critic.loss_agg_mode", "'mean' is not one of"),
+        (("critic.optim.betas=[0.9,1.0]",), "critic.optim.betas", "must be in [0, 1)"),
+        (("critic.ppo_mini_batch_size=5",), "data.train_batch_size", "B % M = 32 % 5 = 2: 32 prompts do not split"),
+        (
+            ("critic.ppo_mini_batch_size=1", "rollout.n=1"),
+            "critic.ppo_mini_batch_size",
+            "M x n = 1 x 1 = 1 samples % 2 data-parallel ranks",
+        ),
+        (
+            ("critic.ppo_micro_batch_size_per_gpu=5",),
+            "critic.ppo_micro_batch_size_per_gpu",
+            "8 x 8 / 2 = 32 samples, and 32 % 5 = 2",
+        ),
+        (
+            ("critic.own_group=true", "trainer.max_colocate_count=1"),
+            "critic.own_group",
+            "2 groups on each device, and trainer.max_colocate_count=1 allows 1",
+        ),
+        (
+            ("trainer.critic_warmup=101",),
+            "trainer.critic_warmup",
+            "the actor is trained from step 101 on, and the run ends with step 100",
+        ),
+    ],
+)
+def test_one_broken_rule_of_a_critic_gives_one_violation(overrides: tuple[str, ...], key: str, part: str) -> None:
+    found = _found(*PPO, *overrides)
+    assert list(found) == [key]
+    assert part in found[key].problem
+    assert found[key].remedies
+
+
+def test_nothing_can_be_set_for_a_critic_that_is_not_there() -> None:
+    assert list(_found("critic.optim.lr=1e-4", "trainer.critic_warmup=5")) == [
+        "critic.optim.lr",
+        "trainer.critic_warmup",
+    ]
+    problem = _found("critic.optim.lr=1e-4")["critic.optim.lr"].problem
+    assert problem == ("0.0001 would change nothing: the run has no critic, algorithm.adv_estimator=grpo needs none")
+    assert not _found("critic.enable=true", "critic.optim.lr=1e-4")
+    assert not _found(*PPO, "critic.optim.lr=1e-4", "critic.optim.warmup_style=cosine", "trainer.critic_warmup=100")
+
+
+def test_a_critic_has_the_actors_sizes_unless_it_has_its_own() -> None:
+    shared = learners(load(None, [*PPO, "actor.ppo_epochs=3"]))
+    assert [(learner.name, learner.mini_batch, learner.epochs) for learner in shared] == [
+        ("actor", 8, 3),
+        ("critic", 8, 3),
+    ]
+    own = learners(load(None, [*PPO, "critic.ppo_mini_batch_size=16", "critic.ppo_epochs=2"]))
+    assert [(learner.mini_batch, learner.epochs) for learner in own] == [(8, 1), (16, 2)]
+    assert account(load(None, PPO)).pools[0].roles == ("actor", "rollout", "critic")
 
 
 def test_a_reference_policy_stands_in_its_pool() -> None:

@@ -11,6 +11,7 @@ from rpcrl.config.load import load
 from rpcrl.engines.hf_model import load_tokenizer
 from rpcrl.rewards.worker import RewardWorker
 from rpcrl.roles.actor import ActorWorker
+from rpcrl.roles.critic import CriticWorker
 from rpcrl.roles.rollout import RolloutWorker
 from rpcrl.tasks.sort_digits import base_checkpoint
 from rpcrl.testing.engine_reference import Reference, rows_of
@@ -28,6 +29,7 @@ CASES = {
     "rloo": ("actor.loss_agg_mode=seq-mean-token-mean",),
     "reinforce_plus_plus": ("algorithm.gamma=0.9",),
     "reinforce_plus_plus_baseline": (),
+    "gae": ("algorithm.gamma=0.97", "algorithm.lam=0.9", "critic.optim.lr=1e-2"),
 }
 
 
@@ -41,22 +43,38 @@ def test_loss_of_the_first_update_equals_the_float64_reference(name: str) -> Non
         "rollout": (RolloutWorker, (roles,), common),
         "reward": (RewardWorker, ("rpcrl.tasks.sort_digits:score",), {}),
     }
+    if name == "gae":
+        policy = {"dtype": "float32", "loss_agg_mode": roles.actor.loss_agg_mode}
+        classes["critic"] = (CriticWorker, (config.critic,), {**common, **policy, "seed": 0})
     tokenizer = load_tokenizer(base_checkpoint())
     with local_groups(classes) as groups:
         steps.update_weights(groups["rollout"], version=0)
         prompts = open_training(config, open_prompts(config), tokenizer).next_batch()
         sampling = steps.Sampling(n=4, do_sample=True, temperature=1.0, top_p=1.0, top_k=-1, response_length=8, seed=0)
-        batch = steps.generate(groups["rollout"], prompts, sampling, step=1)
-        batch = steps.reward(groups["reward"], batch, tokenizer)
-        batch = steps.old_log_prob(groups["actor"], batch, recompute=False)
-        batch, _ = steps.advantage(batch, config.algorithm)
+
+        def scored(step):
+            batch = steps.generate(groups["rollout"], prompts, sampling, step=step)
+            batch = steps.reward(groups["reward"], batch, tokenizer)
+            batch = steps.old_log_prob(groups["actor"], batch, recompute=False)
+            if "critic" in groups:
+                batch = steps.values(groups["critic"], batch)
+            return steps.advantage(batch, config.algorithm)[0]
+
+        if "critic" in groups:  # which expects nothing yet
+            steps.update_critic(groups["critic"], scored(0), mini_batch_rows=6, epochs=2, lr=1e-2)
+        batch = scored(1)
+        if "critic" in groups:
+            of_critic = steps.update_critic(groups["critic"], batch, mini_batch_rows=24, epochs=1, lr=1e-3)
         figures = steps.update_actor(groups["actor"], batch, mini_batch_rows=24, epochs=1, lr=1e-3, temperature=1.0)
     columns = {
         "token_level_rewards": batch.batch["token_level_scores"],
         "response_mask": batch.batch["response_mask"],
         "uid": batch.non_tensor_batch["uid"],
     }
-    advantages, _ = expected(name, columns, gamma=config.algorithm.gamma, lam=1.0)
+    if name == "gae":
+        columns["values"] = batch.batch["values"]
+        assert float(columns["values"].abs().max()) > 0.01
+    advantages, returns = expected(name, columns, gamma=config.algorithm.gamma, lam=config.algorithm.lam)
     assert any(value != 0 for row in advantages for value in row)
     old = papers.tokens(batch.batch["old_log_probs"], batch.batch["response_mask"])
     reference = Reference(base_checkpoint())
@@ -69,3 +87,7 @@ def test_loss_of_the_first_update_equals_the_float64_reference(name: str) -> Non
     loss = papers.aggregate(losses, roles.actor.loss_agg_mode, scale=8.0)
     assert figures["actor/pg_loss"] == pytest.approx(loss, rel=1e-4, abs=2e-6)
     assert figures["actor/grad_norm"] > 0
+    if name == "gae":
+        values = papers.tokens(columns["values"], columns["response_mask"])
+        squares = papers.value_loss(values, values, returns, clip=0.5)
+        assert of_critic["critic/vf_loss"] == pytest.approx(papers.aggregate(squares, "token-mean", 0), rel=1e-4)

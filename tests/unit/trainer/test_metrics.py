@@ -35,6 +35,20 @@ def test_data_metrics_by_hand():
     assert metrics["response/aborted_ratio"] == 0.0
 
 
+def test_values_and_what_they_explain_by_hand():
+    rows = two_rows()
+    assert not any("values" in name for name in data_metrics(rows, max_prompt_length=2, max_response_length=3))
+    rows.batch["values"] = torch.tensor([[1.0, 1, 9], [-1, -1, 0]])
+    metrics = data_metrics(rows, max_prompt_length=2, max_response_length=3)
+    assert metrics["critic/values/mean"] == pytest.approx(0.0)
+    assert metrics["critic/values/max"] == 1.0, "a column outside the mask is not looked at"
+    # returns 2 2 -1 -1 -1 have variance 2.7, what is left over (1 1 0 0 -1) has 0.7
+    assert metrics["critic/vf_explained_var"] == pytest.approx(1 - 0.7 / 2.7, rel=1e-4)
+    rows.batch["values"] = rows.batch["returns"]
+    metrics = data_metrics(rows, max_prompt_length=2, max_response_length=3)
+    assert metrics["critic/vf_explained_var"] == pytest.approx(1.0)
+
+
 def test_timing_metrics_by_hand():
     metrics = timing_metrics(
         {"gen": 0.5, "update_actor": 1.0}, step_s=2.0, total_tokens=100, response_tokens=50, num_devices=2

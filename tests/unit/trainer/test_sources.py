@@ -106,3 +106,12 @@ def test_functions_of_ones_own_are_loaded_before_anything_starts(tmp_path: Path,
     assert key not in problems[f"{own}:mine"]
     assert "has no function 'his'" in problems[f"{own}:his"][key]
     assert "there is no module 'no_such_module'" in problems["no_such_module:fn"][key]
+
+
+def test_an_estimator_that_needs_values_needs_a_critic(tmp_path: Path):
+    own = tmp_path / "own.py"
+    own.write_text("def mine(values, response_mask): ...\n")
+    setting = f"algorithm.adv_estimator={own}:mine"
+    (problem,) = (v.problem for v in source_checks(_config(setting)) if v.key == "algorithm.adv_estimator")
+    assert problem.endswith("own.py:mine needs the values of a critic")
+    assert "algorithm.adv_estimator" not in {v.key for v in source_checks(_config(setting, "critic.enable=true"))}

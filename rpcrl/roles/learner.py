@@ -1,0 +1,88 @@
+"""What do actor and critic have in common? A model that is trained, saved, restored and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rpcrl.dispatch.mode import Dispatch
+from rpcrl.dispatch.register import register
+from rpcrl.errors import CheckpointError
+from rpcrl.roles.shard_files import describe_files, verify_files
+from rpcrl.runtime.worker import Worker
+
+if TYPE_CHECKING:
+    from rpcrl.batch.data_proto import DataProto
+    from rpcrl.engines.sharded import Sharded
+
+__all__ = ["LearnerWorker"]
+
+
+class LearnerWorker(Worker):
+    """One dp rank of a model that is trained; a subclass makes ``_engine`` and ``_loss``."""
+
+    role: ClassVar[str] = ""
+    """Its name in checkpoints."""
+    _engine: Sharded
+    _loss: Any
+    _micro_batch_size: int | None
+
+    def _begin(self, seed: int) -> None:
+        """Seed torch and, with several ranks, join their process group; call it before the engine is made."""
+        import torch
+
+        torch.manual_seed(seed)
+        if self.world_size > 1:
+            self.init_process_group()
+
+    def _update(self, mini_batch: DataProto) -> dict[str, float]:
+        """Make one optimizer step on a mini-batch; returns this rank's figures."""
+        figures = self._engine.train_mini_batch(
+            mini_batch,
+            self._loss,
+            micro_batch_size=self._micro_batch_size or len(mini_batch),
+            lr=float(mini_batch.meta_info["lr"]),
+        )
+        return {name: float(value) for name, value in figures.items()}
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, directory: str) -> dict[str, Any]:
+        """Write this rank's shards and random state below ``directory``; returns its entry of the manifest.
+
+        The files are flushed to the disk and listed with their hashes when it returns.
+        """
+        import torch
+        from safetensors.torch import save_file
+
+        root = Path(directory)
+        own = root / self.role / f"rank_{self.rank}"
+        own.mkdir(parents=True)
+        engine = dict(self._engine.save(own))
+        save_file({"torch_cpu": torch.get_rng_state()}, own / "random_state.safetensors")
+        files = describe_files(root, (path for path in own.rglob("*") if path.is_file()))
+        return {"rank": self.rank, "engine": engine, "files": files}
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, directory: str, entries: Sequence[Mapping[str, Any]]) -> int:
+        """Restore what ``save_checkpoint`` wrote, after comparing the hashes; returns the engine's weight version.
+
+        Raises CheckpointError, with nothing loaded, when a file differs or this rank has no entry.
+        """
+        import torch
+        from safetensors.torch import load_file
+
+        entry = next((entry for entry in entries if entry["rank"] == self.rank), None)
+        if entry is None:
+            raise CheckpointError(f"{directory} has no entry for {self.role} rank {self.rank} of {self.world_size}")
+        root = Path(directory)
+        verify_files(root, entry["files"])
+        own = root / self.role / f"rank_{self.rank}"
+        self._engine.load(own, entry["engine"])
+        torch.set_rng_state(load_file(own / "random_state.safetensors")["torch_cpu"])
+        return self._engine.weight_version
+
+    @register(Dispatch.ONE_TO_ALL)
+    def export_model(self, directory: str) -> None:
+        """Write a Hugging Face checkpoint (collective; rank 0 writes)."""
+        self._engine.export(Path(directory))
