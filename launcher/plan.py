@@ -176,6 +176,7 @@ def _variables(start: StartWorkers, worker: WorkerStart, device: str | None, nod
     """Return what one worker gets: defaults, then the group's own, then what nobody may change."""
     variables = dict.fromkeys(env.THREAD_VARIABLES, "1")
     variables["PYTHONUNBUFFERED"] = "1"
+    variables[env.HUGE_PAGES] = node.environment.get(env.HUGE_PAGES, "1")
     if device is not None and node.inventory.pci_order:
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     variables |= start.environment

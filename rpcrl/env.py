@@ -13,6 +13,7 @@ from pathlib import Path
 
 __all__ = [
     "BOOTSTRAP_FD",
+    "HUGE_PAGES",
     "LAUNCHER_VARIABLES",
     "PARENT_PID",
     "PROTECTED",
@@ -49,6 +50,8 @@ RANK_VARIABLES = (
 )
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """One per worker by default: two OpenMP threads beside any other load collapse 10 to 80 times."""
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""torch asks the system for huge pages when this is 1, as numpy always does: large results cost a quarter then."""
 PROTECTED = frozenset({*RANK_VARIABLES, VISIBLE_DEVICES, RUN_ID, WORKER_ID, BOOTSTRAP_FD, PARENT_PID})
 """A user's per-group environment may not set these."""
 

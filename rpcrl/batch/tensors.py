@@ -28,6 +28,9 @@ TensorColumns = dict[str, Any]
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """torch selects no rows of these unsigned types; their signed twins have the same bytes."""
 
+_HUGE_PAGES_BYTES = 4 << 20
+"""From this size on numpy asks for huge pages."""
+
 _Shared = dict[tuple[int, ...], torch.Tensor]
 """New offsets of one operation, by the identity of the old ones."""
 
@@ -144,7 +147,7 @@ def join(key: str, parts: Sequence[Any], shared: _Shared) -> Any:
         return torch.cat(list(parts))
     _check_joinable(key, parts)
     if not first.is_nested:
-        return torch.cat(list(parts))
+        return _cat(list(parts))
     pieces = [jagged_parts(part) for part in parts]
     dim = pieces[0][3]
     for number, piece in enumerate(pieces):
@@ -154,13 +157,31 @@ def join(key: str, parts: Sequence[Any], shared: _Shared) -> Any:
                 f"{number} in "
                 f"dimension {piece[3]}"
             )
-    values = torch.cat([piece[0] for piece in pieces], dim=dim - 1)
+    values = _cat([piece[0] for piece in pieces], dim=dim - 1)
 
     def joined_offsets() -> torch.Tensor:
         return _offsets(torch.cat([piece[1].diff() for piece in pieces]))
 
     identity = tuple(number for part in parts for number in _identity(part))
     return _jagged(values, _once(shared, identity, joined_offsets), dim)
+
+
+def _cat(parts: list[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Return ``torch.cat``; a large result lies in memory that numpy took, which asks the system for huge pages.
+
+    Taking new memory in small pages costs four times what the copy itself does.
+    """
+    size = sum(part.numel() * part.element_size() for part in parts)
+    if size < _HUGE_PAGES_BYTES or any(not _is_plain(part) for part in parts):
+        return torch.cat(parts, dim=dim)
+    shape = [*parts[0].shape]
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    memory = torch.from_numpy(np.empty(size, np.uint8)).view(parts[0].dtype).reshape(shape)
+    return torch.cat(parts, dim=dim, out=memory)
+
+
+def _is_plain(part: torch.Tensor) -> bool:
+    return type(part) is torch.Tensor and part.is_cpu and part.layout is torch.strided and not part.requires_grad
 
 
 def _check_joinable(key: str, parts: Sequence[Any]) -> None:

@@ -24,6 +24,8 @@ __all__ = ["Exchange", "open_exchange"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
+TIDY_S = 1.0
+
 logger = get_logger(__name__)
 
 
@@ -106,11 +108,16 @@ class Exchange:
                 logger.debug("the shared memory of %s: %s", peer, error)
 
     def tidy(self) -> None:
-        """Give back what is not used; cheap to call often."""
+        """Give back what is not used, and what peers held that have exited; cheap to call often."""
         now = time.monotonic()
-        if now >= self._tidy_at:
-            self._tidy_at = now + 1.0
-            self.arena.tidy()
+        if now < self._tidy_at:
+            return
+        self._tidy_at = now + TIDY_S
+        for peer in list(self._near):
+            # Whoever removes the files of a process knows its end: that is the news for everybody else.
+            if not os.path.exists(here_path(self._run_id, owner_tag(peer))):
+                self.gone(peer, remove=False)
+        self.arena.tidy()
 
     def close(self) -> None:
         """Place nothing more. The files go with the run, or when the end of this process is known."""

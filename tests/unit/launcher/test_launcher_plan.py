@@ -96,6 +96,15 @@ def test_the_group_may_set_threads_and_its_own_variables() -> None:
     assert spec.environment["MKL_NUM_THREADS"] == "1"
 
 
+@pytest.mark.parametrize(("outer", "own", "expected"), [({}, {}, "1"), ({"X": "0"}, {}, "0"), ({}, {"X": "0"}, "0")])
+def test_workers_ask_for_huge_pages_unless_somebody_says_no(
+    outer: dict[str, str], own: dict[str, str], expected: str
+) -> None:
+    outer, own = ({env.HUGE_PAGES: value for value in each.values()} for each in (outer, own))
+    spec = plan_workers(group(environment=own), node(outer))[0]
+    assert spec.environment[env.HUGE_PAGES] == expected
+
+
 def test_protected_and_impossible_variables_are_refused_together() -> None:
     bad = {"RANK": "0", env.VISIBLE_DEVICES: "1", "A=B": "x", "NUL": "a\0b"}
     with pytest.raises(ConfigError) as caught:
