@@ -107,6 +107,22 @@ def test_what_has_gone_holds_nothing_and_leaves_nothing(join: Callable[[str], Ex
     assert answer
 
 
+def test_the_end_of_a_peer_is_seen_by_those_whom_nobody_tells(
+    join: Callable[[str], Exchange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, driver = join("a"), join("b"), join("driver")
+    lent = a.lend("b", a.place([b"x" * MIB], ["b"]))
+    assert lent is not None
+    received = b.merge(lent[0], [])
+    monkeypatch.setattr(exchange_module, "TIDY_S", 0.0)
+    a.tidy()
+    assert a.arena.num_leased() == 1
+    driver.gone("b", remove=True)
+    a.tidy()
+    assert a.arena.num_leased() == 0
+    assert received
+
+
 def test_without_a_folder_for_it_there_is_one_warning_and_no_sharing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
