@@ -30,6 +30,9 @@ from rpcrl.wire.messages import AllowImports, CallId, Failure, Free, Message, Re
 
 __all__ = ["CallServer", "Terminated"]
 
+JOIN_S = 2.0
+"""How long the end of a worker waits for what its threads are at."""
+
 logger = get_logger(__name__)
 
 
@@ -53,6 +56,7 @@ class CallServer:
         self._roles: dict[str, Any] = {}
         self._gates: dict[str, RoleGate] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._looping: threading.Thread | None = None
         self.failure: BaseException | None = None
         """Why a line has ended; None while all work, and after an orderly end."""
         self.on_peers: Callable[[Message], None] = _refuse
@@ -102,6 +106,9 @@ class CallServer:
         self._reads.put(None)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
+        for thread in (self._looping, self._reading):
+            if thread is not None:
+                thread.join(JOIN_S)
 
     def _invoke(self, job: Job) -> tuple[Any, BaseException | None]:
         try:
@@ -258,12 +265,18 @@ class CallServer:
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         leave_signals_to_main()
-        loop.run_forever()
+        try:
+            loop.run_forever()
+        finally:
+            loop.close()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._run_loop, args=(self._loop,), name="rpcrl-asyncio", daemon=True).start()
+            self._looping = threading.Thread(
+                target=self._run_loop, args=(self._loop,), name="rpcrl-asyncio", daemon=True
+            )
+            self._looping.start()
         return self._loop
 
 

@@ -37,6 +37,10 @@ class Producer(Worker):
     def widen(self, batch: TensorDict) -> TensorDict:
         return TensorDict({"wide": batch["x"][:, None].expand(-1, ROW_FLOATS).clone()}, [len(batch)])
 
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def take_back(self, batch: DataProto) -> DataProto:
+        return DataProto.from_dict({"first": batch.batch["wide"][:, 0]})
+
     @register
     def overwrite(self) -> None:
         self.last.fill_(-1)

@@ -125,6 +125,14 @@ def test_a_consumer_gets_exactly_its_rows_from_their_keepers(groups: Groups):
     assert consumers.type_of(ref) == ["DataProto"] * 2
 
 
+def test_ranks_of_one_group_read_from_each_other(groups: Groups):
+    producers, _, controller = groups
+    ref = producers.make(rows())
+    back, came = received_bytes(controller, lambda: producers.take_back(ref.reorder(list(reversed(range(ROWS))))))
+    assert back.batch["first"].tolist() == [float(row) for row in reversed(range(ROWS))]
+    assert came < 20_000
+
+
 def test_a_future_is_an_argument_and_its_rows_never_come_to_the_driver(groups: Groups):
     producers, consumers, controller = groups
 
