@@ -40,7 +40,7 @@ from mypy.types import (
 __all__ = ["plugin"]
 
 _GROUP = "rpcrl.runtime.worker_group.WorkerGroup"
-_METHOD = "rpcrl.runtime.remote_method.RemoteMethod"
+_METHOD = "rpcrl.runtime.worker_group.RemoteMethod"
 _ROLE = "rpcrl.runtime.worker_group.ClassWithInitArgs"
 _FUTURE = "rpcrl.runtime.future.Future"
 _REGISTER = "rpcrl.dispatch.register.register"
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
     takes: str
     """``same``: X. ``each``: list[X] or tuple[X, …]. ``any``: parameters of these names, of any type."""
     gives: str
-    """``list``: list[R]. ``one``: R. ``mean``: R if that is float or a dict of floats (not for ints). ``any``."""
+    """``list``: list[R]. ``one``: R. ``mean``: R if it is float or a dict of floats, else Any. ``any``."""
     call: str
     """``waits``: the plain call returns what it gives. ``future``: a Future of that. ``any``."""
 
