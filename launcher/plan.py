@@ -26,7 +26,6 @@ sets, and values of variables whose names look secret are masked. It ends with s
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,10 +33,11 @@ from dataclasses import dataclass, field
 from launcher.devices import Inventory
 from rpcrl import env
 from rpcrl.errors import ConfigError, DispatchError, UsageError, Violation
+from rpcrl.logs import log_name
 from rpcrl.topology import ResourcePool, pick_device
 from rpcrl.wire.messages import StartWorkers, WorkerStart
 
-__all__ = ["BOOTSTRAP_FD_NUMBER", "Node", "ProcessSpec", "log_name", "plan_layout", "plan_workers"]
+__all__ = ["BOOTSTRAP_FD_NUMBER", "Node", "ProcessSpec", "plan_layout", "plan_workers"]
 
 BOOTSTRAP_FD_NUMBER = 3
 """Every worker finds its bootstrap bytes on this descriptor; the variable names it, so nobody needs to know."""
@@ -113,14 +113,6 @@ def plan_workers(start: StartWorkers, node: Node) -> list[ProcessSpec]:
             )
         )
     return specs
-
-
-def log_name(group: str, rank: int) -> str:
-    """Return the file name of a worker's log; a group name that is no file name gets a digest, so that none collide."""
-    safe = re.sub(r"[^A-Za-z0-9._+-]", "_", group).lstrip(".")
-    if not safe or safe != group:
-        safe = f"{safe or 'group'}-" + hashlib.sha256(group.encode()).hexdigest()[:8]
-    return f"{safe}.rank{rank}.log"
 
 
 def _environment_violations(start: StartWorkers) -> list[Violation]:

@@ -240,6 +240,7 @@ class RemoteError(RpcrlError):
         pid: int = 0,
         call_id: str = "",
         causes: Sequence[str] = (),
+        log_path: str = "",
     ) -> None:
         self.type_name = type_name
         self.message = message
@@ -252,12 +253,15 @@ class RemoteError(RpcrlError):
         self.pid = pid
         self.call_id = call_id
         self.causes = tuple(causes)
+        self.log_path = log_path
         # not super(): in Remote<Builtin>Error that is a builtin which may insist on its own arguments
         Exception.__init__(self, message)
 
     def __str__(self) -> str:
         where = f"rank {self.rank} of group {self.group!r} (pid {self.pid} on {self.host}, call {self.call_id})"
         head = f"{self.role}.{self.method} raised {self.type_name} on {where}: {self.message}"
+        if self.log_path:
+            head += f"\n  log: {self.log_path}"
         if not self.traceback_text:
             return head
         remote = "\n".join(f"  | {line}" for line in self.traceback_text.rstrip().splitlines())

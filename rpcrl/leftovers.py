@@ -36,6 +36,7 @@ __all__ = [
     "machine_id",
     "remove_run_dir",
     "remove_shared_memory",
+    "run_lives",
     "run_parent",
     "shared_memory_prefix",
     "start_ticks",
@@ -311,6 +312,12 @@ def remove_shared_memory(run_id: str, tag: str | None = None) -> int:
                 continue
             removed += 1
     return removed
+
+
+def run_lives(run_id: str) -> bool:
+    """Tell whether the driver of a run on this machine is alive, or cannot be seen from here."""
+    owner = _owner_of(run_parent() / f"{_PREFIX}{run_id}")
+    return owner is not None and not _is_dead(owner)
 
 
 def find_stale_runs(parent: Path) -> list[tuple[Path, RunOwner]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 import sys
 
-__all__ = ["get_logger", "set_up"]
+__all__ = ["get_logger", "log_name", "set_up"]
 
 _FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 
@@ -22,3 +24,11 @@ def set_up(level: int | str = logging.INFO, *, prefix: str = "") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+
+
+def log_name(group: str, rank: int) -> str:
+    """Return the file name of a worker's log; a group name that is no file name gets a digest, so that none collide."""
+    safe = re.sub(r"[^A-Za-z0-9._+-]", "_", group).lstrip(".")
+    if not safe or safe != group:
+        safe = f"{safe or 'group'}-" + hashlib.sha256(group.encode()).hexdigest()[:8]
+    return f"{safe}.rank{rank}.log"

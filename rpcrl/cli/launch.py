@@ -38,10 +38,23 @@ EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 )
 @click.option("--generate-only", is_flag=True, help="Sample the training prompts and score them; train nothing.")
 @click.option("--eval-only", is_flag=True, help="Answer the held-out prompts once; train nothing.")
-@click.option("--debug", is_flag=True, help="Show tracebacks and the log of the driver.")
+@click.option(
+    "--console",
+    type=click.Choice(["default", "all", "off"]),
+    help="Which lines of the workers are shown: rank 0 and warnings of all (default), all, or none (off).",
+)
+@click.option("--debug", is_flag=True, help="Show tracebacks, the log of the driver, and all lines of the workers.")
 @click.pass_context
 def launch(
-    context: click.Context, /, *, dry_run: bool, generate_only: bool, eval_only: bool, debug: bool, **options: Any
+    context: click.Context,
+    /,
+    *,
+    dry_run: bool,
+    generate_only: bool,
+    eval_only: bool,
+    console: str | None,
+    debug: bool,
+    **options: Any,
 ) -> None:
     """Train: `rpcrl launch --mode colocate [--config FILE] [KEY=VALUE]...`.
 
@@ -59,7 +72,7 @@ def launch(
         click.echo(str(error), err=True)
         context.exit(EXIT_CONFIG)
     what = "generate" if generate_only else "evaluate" if eval_only else "fit"
-    context.exit(_launch(config, what, debug=debug))
+    context.exit(_launch(config, what, lines=console or ("all" if debug else "default"), debug=debug))
 
 
 def _checked(read: Callable[..., Any]) -> RunConfig:
@@ -84,7 +97,7 @@ def _dry_run(config: RunConfig) -> None:
         click.echo(line)
 
 
-def _launch(config: RunConfig, what: str, *, debug: bool) -> int:
+def _launch(config: RunConfig, what: str, *, lines: str, debug: bool) -> int:
     from rich.console import Console
 
     from rpcrl.cli.view import RunView
@@ -94,9 +107,7 @@ def _launch(config: RunConfig, what: str, *, debug: bool) -> int:
     _print_header(console, config)
     view = RunView(console)
     _set_up_logging(console, debug=debug)
-    trainer = ColocateTrainer(
-        config, observer=view, console="all" if debug else "default", console_sink=view.worker_line
-    )
+    trainer = ColocateTrainer(config, observer=view, console=lines, console_sink=view.worker_line)
     with ending_in_order():
         return run_to_exit_code(
             lambda: _run(trainer, view, what, console, config),

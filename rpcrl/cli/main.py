@@ -15,6 +15,7 @@ import click
 
 from rpcrl.cli.doctor import doctor
 from rpcrl.cli.launch import launch
+from rpcrl.cli.logs import logs
 from rpcrl.cli.plan import plan
 from rpcrl.errors import ConfigError, RpcrlError
 from rpcrl.version import __version__
@@ -33,6 +34,7 @@ def cli() -> None:
 cli.add_command(launch)
 cli.add_command(plan)
 cli.add_command(doctor)
+cli.add_command(logs)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

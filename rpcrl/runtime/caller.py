@@ -41,6 +41,8 @@ class Seat(NamedTuple):
 
     group: str
     rank: int
+    log_path: str = ""
+    """Empty where it is not known: workers that call others are not told."""
 
 
 @dataclass(frozen=True)
@@ -163,5 +165,6 @@ class Caller:
                 group=seat.group,
                 rank=seat.rank,
                 call_id=str(call.call_id),
+                log_path=seat.log_path,
             )
         entry.token.pending.fail(error)

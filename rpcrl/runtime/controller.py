@@ -7,7 +7,6 @@ import concurrent.futures
 import json
 import os
 import secrets
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from rpcrl.runtime.hub import AGENT, Hub
 from rpcrl.runtime.lease import read_references_here
 from rpcrl.runtime.main_module import class_path, describe_main
 from rpcrl.runtime.membership import Group, Member
+from rpcrl.runtime.run_logs import note_workers, open_log_dir
 from rpcrl.runtime.worker import in_worker
 from rpcrl.topology import ResourcePool
 from rpcrl.transport.base import KeyPair, Listener
@@ -72,7 +72,8 @@ class Controller:
 
     ``transport``: ``ipc`` (Unix sockets in a private directory) or ``tcp`` (loopback, CURVE with a key per worker).
     ``log_dir``: where each worker's complete output goes; a directory under the system's temporary one by default.
-    ``console``: ``default`` (rank 0, and warnings of all), ``all`` or ``off``; ``console_sink`` takes the lines.
+    ``console``: what is shown of the workers' lines: ``default`` (rank 0, and warnings of all), ``all`` or ``off``;
+    ``console_sink`` takes the lines instead of standard error.
     ``allow_imports``: further modules whose functions and classes may travel, beside those of the worker classes.
     ``start_timeout_s``: bound for a group's processes to start and build their roles.
 
@@ -110,8 +111,7 @@ class Controller:
         """Of workers that are about to be started."""
         read_references_here()
         sweep_stale_runs()
-        self.log_dir = Path(log_dir) if log_dir is not None else _default_log_dir(self.run_id)
-        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self.log_dir = open_log_dir(self.run_id, log_dir)
         self._run_dir = create_run_dir(self.run_id)
         try:
             listener = self._listen()
@@ -123,6 +123,9 @@ class Controller:
         self.worker_address = listener.address
         """Where new workers connect: ``address``, unless something is put in between."""
         self._hub = Hub(listener, self._console)
+        if console != "off":
+            told = f"run {self.run_id}; complete output of the workers: {self.log_dir} (`rpcrl logs` shows it)"
+            self._console.write("[rpcrl]", (told,), str(self.log_dir))
         try:
             self._agent = self._start_agent(console)
         except BaseException:
@@ -236,6 +239,7 @@ class Controller:
             ),
             environment=dict(environment),
         )
+        note_workers(self.log_dir, self.run_id, name, members)
         group = Group(name, members)
         started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._hub.post(lambda: self._hub.start_group(group, start, welcome, "127.0.0.1", started))
@@ -378,7 +382,3 @@ def _refuse_in_worker() -> None:
             "classes, so the script must not start a run at its top level: put the part that runs under\n\n"
             '    if __name__ == "__main__":\n        main()\n'
         )
-
-
-def _default_log_dir(run_id: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"rpcrl-logs-{os.getuid()}" / run_id

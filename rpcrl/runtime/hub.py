@@ -339,7 +339,7 @@ class Hub:
 
     def _seat_of(self, identity: str) -> Seat | None:
         found = self._membership.find(identity)
-        return None if found is None else Seat(found[0].name, found[1].rank)
+        return None if found is None else Seat(found[0].name, found[1].rank, found[1].log_path)
 
     def _end_of(self, name: str, group: Group | None) -> GroupEnded:
         """Say to a worker why a group takes no calls."""

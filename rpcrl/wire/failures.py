@@ -53,6 +53,7 @@ def rebuild(
     group: str = "",
     rank: int = -1,
     call_id: CallId | str = "",
+    log_path: str = "",
 ) -> RemoteError:
     """Return the exception to raise here: a RemoteError that is also the nearest builtin type, if there is one."""
     cls: type[RemoteError] = RemoteError
@@ -73,6 +74,7 @@ def rebuild(
         pid=info.pid,
         call_id=str(call_id),
         causes=info.causes,
+        log_path=log_path,
     )
 
 

@@ -21,9 +21,10 @@ FLAGS = {
     "plan": ["--mode", "--config", "--run-dir", "--resume", "--seed", "--json", "--keys"],
     "launch": [
         "--mode", "--config", "--run-dir", "--resume", "--seed", "--dry-run", "--generate-only", "--eval-only",
-        "--debug",
+        "--console", "--debug",
     ],
     "doctor": ["--clean", "--json"],
+    "logs": ["--rank", "--role", "--tail", "--follow"],
 }  # fmt: skip
 
 

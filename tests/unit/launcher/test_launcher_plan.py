@@ -10,9 +10,10 @@ import sys
 import pytest
 
 from launcher.devices import Inventory, find_devices, parse_nvidia_smi
-from launcher.plan import Node, log_name, plan_workers
+from launcher.plan import Node, plan_workers
 from rpcrl import env
 from rpcrl.errors import ConfigError
+from rpcrl.logs import log_name
 from rpcrl.topology import ResourcePool
 from rpcrl.wire.messages import StartWorkers, WorkerStart
 
