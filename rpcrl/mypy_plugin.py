@@ -20,7 +20,20 @@ from typing import NamedTuple
 
 from mypy.checker import TypeChecker
 from mypy.errorcodes import ATTR_DEFINED
-from mypy.nodes import Decorator, DictExpr, Expression, FuncDef, OverloadedFuncDef, StrExpr, SymbolNode, TypeInfo, Var
+from mypy.nodes import (
+    Decorator,
+    DictExpr,
+    Expression,
+    FuncDef,
+    ListExpr,
+    OverloadedFuncDef,
+    SetExpr,
+    StrExpr,
+    SymbolNode,
+    TupleExpr,
+    TypeInfo,
+    Var,
+)
 from mypy.plugin import AttributeContext, FunctionContext, MethodContext, Plugin
 from mypy.typeops import bind_self
 from mypy.types import (
@@ -40,9 +53,12 @@ from mypy.types import (
 __all__ = ["plugin"]
 
 _GROUP = "rpcrl.runtime.worker_group.WorkerGroup"
-_METHOD = "rpcrl.runtime.worker_group.RemoteMethod"
+_HANDLE = "rpcrl.runtime.worker_group.WorkerHandle"
+_METHOD = "rpcrl.runtime.remote_method.RemoteMethod"
 _ROLE = "rpcrl.runtime.worker_group.ClassWithInitArgs"
 _FUTURE = "rpcrl.runtime.future.Future"
+_REFERENCE = "rpcrl.batch.reference.BatchRef"
+_BATCHES = ("rpcrl.batch.data_proto.DataProto", "tensordict._td.TensorDict", "tensordict.base.TensorDictBase")
 _REGISTER = "rpcrl.dispatch.register.register"
 _MARKER = "rpcrl.dispatch.register.Marker"
 _NOTE = "__rpcrl_shape__"
@@ -57,6 +73,8 @@ class Shape(NamedTuple):
     """``list``: list[R]. ``one``: R. ``mean``: R if it is float or a dict of floats, else Any. ``any``."""
     call: str
     """``waits``: the plain call returns what it gives. ``future``: a Future of that. ``any``."""
+    rows: str
+    """``come``: batches come back. ``stay``: R is a BatchRef. ``any``."""
 
 
 _SHAPE_OF_MODE = {
@@ -65,7 +83,8 @@ _SHAPE_OF_MODE = {
     "rpcrl.dispatch.mode.ConcatMode": ("same", "one"),
     "rpcrl.dispatch.mode.OneMode": ("same", "one"),
 }
-_DEFAULT = Shape("same", "list", "waits")
+_LISTS = (SetExpr, ListExpr, TupleExpr)
+_DEFAULT = Shape("same", "list", "waits", "come")
 """Of a bare ``@register``: ONE_TO_ALL."""
 
 
@@ -86,9 +105,9 @@ class WorkerGroupPlugin(Plugin):
         return {f"{_MARKER}.__call__": _marked, f"{_GROUP}.spawn": _spawned}.get(fullname)
 
     def get_attribute_hook(self, fullname: str) -> Callable[[AttributeContext], Type] | None:
-        """Return the hook of what a group does not have of its own."""
+        """Return the hook of what a group, or a handle of one worker, does not have of its own."""
         owner, _, name = fullname.rpartition(".")
-        return (lambda context: _method_of_group(context, name)) if owner == _GROUP else None
+        return (lambda context: _method_of(context, owner, name)) if owner in (_GROUP, _HANDLE) else None
 
 
 # -- 1, 2: what is noted on a registered function ----------------------------------------------------------------------
@@ -125,7 +144,9 @@ def _shape_of(context: FunctionContext) -> Shape:
         gives = _merged(context.args[context.callee_arg_names.index("merge")][0])
     blocking = _literal(given["blocking"]) if "blocking" in given else True
     call = {True: "waits", False: "future"}.get(blocking, "any") if isinstance(blocking, bool) else "any"
-    return Shape(takes, gives, call)
+    returns = _literal(given["returns"]) if "returns" in given else "value"
+    rows = {"value": "come", "ref": "stay"}.get(returns, "any") if isinstance(returns, str) else "any"
+    return Shape(takes, gives, call, rows)
 
 
 def _merged(rules: Expression) -> str:
@@ -171,12 +192,12 @@ def _note_of(function: CallableType) -> Shape | None:
 # -- 3: group.method ---------------------------------------------------------------------------------------------------
 
 
-def _method_of_group(context: AttributeContext, name: str) -> Type:
-    """Type ``group.name``, which is no attribute of the group's own."""
+def _method_of(context: AttributeContext, owner: str, name: str) -> Type:
+    """Type ``group.name`` or ``group.workers[0].name``, which is no attribute of the group's or handle's own."""
     default, group = context.default_attr_type, get_proper_type(context.type)
     if not isinstance(group, Instance) or group.type.get(name) is not None or context.is_lvalue:
         return default
-    group = _as_group(group)
+    group = _as(group, owner)
     worker = get_proper_type(group.args[0]) if group.args else None
     if isinstance(worker, TypedDictType):
         roles = ", ".join(worker.items)
@@ -186,18 +207,18 @@ def _method_of_group(context: AttributeContext, name: str) -> Type:
     symbol = worker.type.get(name)
     if symbol is None or symbol.node is None:
         return _fail(context, f'"{worker.type.name}" has no registered method "{name}"{_nearest(worker.type, name)}')
-    return _remote_method(context, worker, name, symbol.node)
+    return _remote_method(context, worker, name, symbol.node, of_one=owner == _HANDLE)
 
 
-def _as_group(group: Instance) -> Instance:
+def _as(group: Instance, owner: str) -> Instance:
     """Return the group as WorkerGroup[…], also where it is of a class derived from that."""
     from mypy.maptype import map_instance_to_supertype
 
-    base = next(info for info in group.type.mro if info.fullname == _GROUP)
+    base = next(info for info in group.type.mro if info.fullname == owner)
     return map_instance_to_supertype(group, base)
 
 
-def _remote_method(context: AttributeContext, worker: Instance, name: str, node: SymbolNode) -> Type:
+def _remote_method(context: AttributeContext, worker: Instance, name: str, node: SymbolNode, *, of_one: bool) -> Type:
     if isinstance(node, OverloadedFuncDef):
         return context.default_attr_type
     variable = node.var if isinstance(node, Decorator) else node
@@ -212,8 +233,9 @@ def _remote_method(context: AttributeContext, worker: Instance, name: str, node:
     if shape is None or not isinstance(declared, CallableType):
         what = f'"{worker.type.name}.{name}" is not registered: mark it with @register to call it on a group'
         return _fail(context, what)
-    method = _bound(declared, worker, name)
-    return _typed(context, method, shape)
+    if of_one:  # whatever the mode: arguments go there as they are, and the worker's own result comes back
+        shape = shape._replace(takes="same", gives="one")
+    return _typed(context, _bound(declared, worker, name), shape)
 
 
 def _bound(method: CallableType, worker: Instance, name: str) -> CallableType:
@@ -238,6 +260,9 @@ def _typed(context: AttributeContext, method: CallableType, shape: Shape) -> Typ
         types = [any_type for _ in types]
     elif shape.takes == "each":
         types = [UnionType([_list(context, kind), _tuple(context, kind)]) for kind in types]
+    types = [_or_deferred(context, kind) for kind in types]
+    if shape.rows != "come" and not isinstance(get_proper_type(value), NoneType):
+        value = _instance(context, _REFERENCE) if shape.rows == "stay" else any_type
     if shape.gives == "list":
         value = _list(context, value)
     elif shape.gives == "any" or (shape.gives == "mean" and not _is_float(value)):
@@ -246,6 +271,19 @@ def _typed(context: AttributeContext, method: CallableType, shape: Shape) -> Typ
     called = {"waits": value, "future": future}.get(shape.call, any_type)
     parameters = Parameters(types, method.arg_kinds, method.arg_names)
     return _instance(context, _METHOD, parameters, value, called)
+
+
+def _or_deferred(context: AttributeContext, kind: Type) -> Type:
+    """Return the type of an argument, or a Future of it; a batch may be a reference, too."""
+    proper = get_proper_type(kind)
+    if isinstance(proper, AnyType):
+        return kind
+    kinds = list(proper.items) if isinstance(proper, UnionType) else [kind]
+    if any(isinstance(item := get_proper_type(one), Instance) and item.type.fullname in _BATCHES for one in kinds):
+        kinds.append(_instance(context, _REFERENCE))
+    # A Future is invariant: one of a member of the union is no Future of the union.
+    whole = [kind] if isinstance(proper, UnionType) else []
+    return UnionType.make_union([*kinds, *(_instance(context, _FUTURE, item) for item in (*kinds, *whole))])
 
 
 def _list(context: AttributeContext, item: Type) -> Type:
@@ -331,11 +369,20 @@ def _constructed(context: FunctionContext) -> Type:
 def _spawned(context: MethodContext) -> Type:
     """Type ``group.spawn()``: a view of each role, by its name."""
     group = get_proper_type(context.type)
-    roles = get_proper_type(_as_group(group).args[0]) if isinstance(group, Instance) else None
+    roles = get_proper_type(_as(group, _GROUP).args[0]) if isinstance(group, Instance) else None
     if not isinstance(roles, TypedDictType):
         return context.default_return_type
     views: dict[str, Type] = {role: _instance(context, _GROUP, worker) for role, worker in roles.items.items()}
-    return _typed_dict(context, views)
+    given = context.args[0][0] if context.args and context.args[0] else None
+    if given is None:
+        return _typed_dict(context, views)
+    names = [item.value for item in given.items if isinstance(item, StrExpr)] if isinstance(given, _LISTS) else []
+    if isinstance(given, _LISTS) and len(names) == len(given.items) and set(names) <= set(views):
+        return _typed_dict(context, {role: views[role] for role in names})
+    some_group = _instance(context, _GROUP, AnyType(TypeOfAny.special_form))
+    return context.api.named_generic_type(
+        "builtins.dict", [context.api.named_generic_type("builtins.str", []), some_group]
+    )
 
 
 def _typed_dict(context: FunctionContext | MethodContext, items: dict[str, Type]) -> TypedDictType:

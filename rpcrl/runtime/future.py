@@ -213,9 +213,11 @@ class Future(Generic[T]):
         return self._value  # type: ignore[return-value]  # T may include None
 
     def _late(self, limit_s: float | None) -> str:
+        missing = self._pending.missing_ranks
         return (
-            f"{self._pending.description}: no reply from ranks {self._pending.missing_ranks} within {limit_s} s; the "
-            "method may still run or have run. The deadline is result(timeout_s=…) or @register(timeout_s=…)"
+            f"{self._pending.description}: no reply from ranks {missing} within {limit_s} s; the method may still run "
+            "or have run. The deadline is result(timeout_s=…) or @register(timeout_s=…); what a rank prints is shown "
+            f"by `rpcrl logs --rank {missing[0] if missing else 0}`"
         )
 
 

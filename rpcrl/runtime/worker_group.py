@@ -266,7 +266,7 @@ class WorkerHandle(Generic[W]):
         for name, spec in registered_methods(worker_cls).items():
             setattr(self, name, RemoteMethod(group, role, worker_cls, name, spec, rank=rank))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> RemoteMethod[..., Any, Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         raise UnknownMethodError(self.group._unknown(name))

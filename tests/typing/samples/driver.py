@@ -51,12 +51,12 @@ def keep(batch: DataProto) -> DataProto:
 
 def mistakes(pool: ResourcePool, batch: DataProto) -> None:
     group = WorkerGroup(pool, Scorer, 2.0)
-    group.add("one")  # E: Argument 1 to "__call__" of "RemoteMethod" has incompatible type "str"; expected "int"
+    group.add("one")  # E: incompatible type "str"; expected "int | Future[int]"
     group.add(1, z=2)  # E: Unexpected keyword argument "z" for "__call__" of "RemoteMethod"
     group.add()  # E: Missing positional argument "x" in call to "__call__"
     group.add.submit(1, 2)  # E: Too many positional arguments for "submit" of "RemoteMethod"
-    group.each(1, ["a"])  # E: incompatible type "int"; expected "list[int] | tuple[int, ...]"
-    group.score([1])  # E: incompatible type "list[int]"; expected "DataProto"
+    group.each(1, ["a"])  # E: incompatible type "int"; expected "list[int] | tuple[int, ...] | Future[list[int]] |
+    group.score([1])  # E: incompatible type "list[int]"; expected "DataProto | BatchRef | Future
     group.custom()  # E: Missing positional argument "x"
     group.scor(batch)  # E: "Scorer" has no registered method "scor"; maybe "score"?
     group.nothing_like_it()  # E: "Scorer" has no registered method "nothing_like_it"
@@ -65,6 +65,34 @@ def mistakes(pool: ResourcePool, batch: DataProto) -> None:
     text: str = group.add(1)  # E: Incompatible types in assignment
     group.score(batch).result()  # E: "DataProto" has no attribute "result"
     print(text)
+
+
+def references_and_futures(pool: ResourcePool, batch: DataProto) -> None:
+    group = WorkerGroup(pool, Scorer, 2.0)
+    reveal_type(group.kept(batch))  # R: BatchRef
+    reveal_type(group.kept_by_each())  # R: list[BatchRef]
+    reveal_type(group.score(group.kept(batch)))  # R: DataProto
+    reveal_type(group.score(group.kept.submit(batch)))  # R: DataProto
+    reveal_type(group.score.submit(group.score_later(batch)))  # R: Future[DataProto]
+    reveal_type(group.first_by_execution(group.add.submit(1)))  # R: int
+    reveal_type(group.each(group.add.submit(1)))  # R: list[str]
+    group.add(group.score.submit(batch))  # E: incompatible type "Future[DataProto]"; expected "int | Future[int]"
+    group.first(group.kept(batch))  # E: incompatible type "BatchRef"; expected "int | Future[int]"
+
+
+def single_workers(pool: ResourcePool, batch: DataProto) -> None:
+    group = WorkerGroup(pool, Scorer, 2.0)
+    worker = group.workers[1]
+    reveal_type(worker)  # R: WorkerHandle[Scorer]
+    reveal_type(worker.add(1))  # R: int
+    reveal_type(worker.each(1, name="a"))  # R: str
+    reveal_type(worker.custom(1))  # R: int
+    reveal_type(worker.later(1))  # R: Future[int]
+    reveal_type(worker.kept.submit(batch))  # R: Future[BatchRef]
+    reveal_type(group.balance(group, worker))  # R: list[int]
+    reveal_type(worker.rank)  # R: int
+    worker.scor(batch)  # E: "Scorer" has no registered method "scor"; maybe "score"?
+    group.balance(worker, worker)  # E: incompatible type "WorkerHandle[Scorer]"; expected "WorkerGroup[Scorer] | Fut
 
 
 async def awaited(pool: ResourcePool, batch: DataProto) -> None:
@@ -78,7 +106,7 @@ def inherited(text: WorkerGroup[TextStore], number: WorkerGroup[Store[int]]) -> 
     reveal_type(text.get())  # R: str
     reveal_type(text.put("x"))  # R: list[None]
     reveal_type(number.get())  # R: int
-    number.put("x")  # E: incompatible type "str"; expected "int"
+    number.put("x")  # E: incompatible type "str"; expected "int | Future[int]"
 
 
 def several_roles(pool: ResourcePool) -> None:
@@ -90,6 +118,9 @@ def several_roles(pool: ResourcePool) -> None:
     group.get()  # E: the group hosts several roles (scorer, store): take a view first
     print(views["scorre"])  # E: "scorre" is not a valid TypedDict key; expected one of ("scorer", "store")
     views["store"].gett()  # E: "TextStore" has no registered method "gett"; maybe "get"?
+    reveal_type(group.spawn({"store"})["store"].get())  # R: str
+    print(group.spawn({"store"})["scorer"])  # E: "scorer" is not a valid TypedDict key
+    reveal_type(group.spawn(sorted(views)))  # R: dict[str, WorkerGroup[Any]]
     one = WorkerGroup(pool, TextStore)
     reveal_type(one.spawn())  # R: dict[str, WorkerGroup[TextStore]]
     role = "scorer" if one else "store"

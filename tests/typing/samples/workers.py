@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from rpcrl import DataProto, Dispatch, Execute, Worker, mesh, register
+from rpcrl import DataProto, Dispatch, Execute, Worker, WorkerGroup, mesh, register
+from rpcrl.runtime.worker_group import WorkerHandle
 
 T = TypeVar("T")
 ZERO = Dispatch.RANK_ZERO
@@ -62,6 +63,14 @@ class Scorer(Worker):
     def score(self, batch: DataProto) -> DataProto:
         return batch
 
+    @register(Dispatch.DP_COMPUTE_PROTO, returns="ref")
+    def kept(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(returns="ref")
+    def kept_by_each(self) -> DataProto:
+        return DataProto()
+
     @register(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def apply(self, function: Callable[[DataProto], DataProto], batch: DataProto) -> DataProto:
         return function(batch)
@@ -69,6 +78,10 @@ class Scorer(Worker):
     @register(mesh("tp"))
     def over_mesh(self, *, batch: DataProto) -> DataProto:
         return batch
+
+    @register
+    def balance(self, peers: WorkerGroup[Scorer], first: WorkerHandle[Scorer]) -> int:
+        return first.add(sum(peers.add(1)))
 
     @register(Dispatch.RANK_ZERO)
     def first(self, x: int) -> str:
