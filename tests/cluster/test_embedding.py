@@ -88,10 +88,11 @@ def test_an_awaited_call_leaves_the_loop_to_others(ipc: Controller) -> None:
     assert asyncio.run(asyncio.wait_for(driver(), 30)) == (["first"], ["second"])
 
 
-@pytest.mark.parametrize("arguments", [["-c", PROGRAM], ["-"], ["-i"]], ids=["-c", "standard input", "interactive"])
-def test_programs_without_a_file_work_with_classes_of_a_module(tmp_path: Path, arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["-c", PROGRAM], ["-"], ["-i"], ["program.py"]], ids=lambda words: words[0])
+def test_programs_without_a_file_or_a_guard_work_with_classes_of_a_module(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "workers.py").write_text(WORKERS)
-    stdin = "" if arguments[0] == "-c" else PROGRAM + "\n"
+    (tmp_path / "program.py").write_text(PROGRAM)
+    stdin = PROGRAM + "\n" if arguments[0] in ("-", "-i") else ""
     done = run(arguments, tmp_path, stdin=stdin)
     assert done.returncode == 0, done.stderr
     assert "answer [42, 42]" in done.stdout, done.stdout + done.stderr
