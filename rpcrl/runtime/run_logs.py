@@ -57,23 +57,36 @@ def log_parent() -> Path:
 
 
 def open_log_dir(run_id: str, log_dir: str | Path | None) -> Path:
-    """Make the directory of a run's logs and return it; one of the user's own is linked to, so that it is found."""
+    """Make the directory of a run's logs and return it; one that the user names is linked to, so that it is found.
+
+    Raises UsageError when the folder for all runs belongs to somebody else.
+    """
     parent = log_parent()
     if log_dir is None:
+        _make_parent(parent)
         directory = parent / run_id
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(exist_ok=True)
         return directory
     directory = Path(log_dir).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        parent.mkdir(exist_ok=True)
+        _make_parent(parent)
         for link in parent.iterdir():
             if link.is_symlink() and not link.exists():
                 link.unlink(missing_ok=True)  # those logs were removed
         (parent / run_id).symlink_to(directory)
-    except OSError as error:
+    except (OSError, UsageError) as error:
         logger.warning("`rpcrl logs` will not find %s by itself: %s", directory, error)
     return directory
+
+
+def _make_parent(parent: Path) -> None:
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (owner := parent.lstat().st_uid) != os.getuid():  # in /tmp somebody else may have put it there
+        raise UsageError(
+            f"{parent} belongs to user {owner}, not to user {os.getuid()}: name a directory for the logs, "
+            "Controller(log_dir=…), or another TMPDIR"
+        )
 
 
 def note_workers(directory: Path, run_id: str, group: str, members: Iterable[Member]) -> None:

@@ -72,20 +72,20 @@ def test_a_controller_inside_a_running_loop(tmp_path: Path) -> None:
 
 def test_an_awaited_call_leaves_the_loop_to_others(ipc: Controller) -> None:
     """The first call ends only when the second is inside: a loop that waits for the first would never send it."""
+    group = WorkerGroup(ResourcePool([1]), Concurrent)
 
-    async def driver() -> tuple[list[str], list[str]]:
-        group = WorkerGroup(ResourcePool([1]), Concurrent)
-        first = asyncio.ensure_future(wait_for(group.meet.submit("first")))
+    async def first() -> list[str]:
+        return await group.meet.submit("first")
+
+    async def second() -> list[str]:
         while (await group.seen.submit()) != [["enter first"]]:
             pass
-        assert not first.done()
-        second = await group.meet.submit("second")
-        return await first, second
+        return await group.meet.submit("second")
 
-    async def wait_for(future: object) -> list[str]:
-        return await future  # type: ignore[misc]
+    async def driver() -> list[list[str]]:
+        return await asyncio.wait_for(asyncio.gather(first(), second()), 30)
 
-    assert asyncio.run(asyncio.wait_for(driver(), 30)) == (["first"], ["second"])
+    assert asyncio.run(driver()) == [["first"], ["second"]]
 
 
 @pytest.mark.parametrize("arguments", [["-c", PROGRAM], ["-"], ["-i"], ["program.py"]], ids=lambda words: words[0])

@@ -130,3 +130,11 @@ def test_bytes_that_are_no_text_and_progress_bars_are_shown(tmp_path: Path) -> N
     (directory / "judge.rank0.log").write_bytes(b"10%\r20%\r30%\n\xff\xfe\nno line end")
     shown = logs("--role", "judge").output.splitlines()
     assert shown[-3:] == ["  30%", "  \ufffd\ufffd", "  no line end"]
+
+
+def test_a_folder_of_somebody_else_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: Path(tmp_path).stat().st_uid + 1)
+    with pytest.raises(UsageError, match=r"belongs to user \d+, not to user \d+: name a directory"):
+        open_log_dir(RUNS[0], None)
+    assert open_log_dir(RUNS[0], tmp_path / "mine") == tmp_path / "mine"
+    assert list(log_parent().iterdir()) == []
