@@ -25,7 +25,8 @@ from rpcrl.runtime.hub import AGENT, Hub
 from rpcrl.runtime.lease import read_references_here
 from rpcrl.runtime.main_module import class_path, describe_main
 from rpcrl.runtime.membership import Group, Member
-from rpcrl.runtime.run_logs import note_workers, open_log_dir
+from rpcrl.runtime.run_logs import log_parent, note_workers, open_log_dir
+from rpcrl.runtime.thread_agent import ThreadAgent, unsupported
 from rpcrl.runtime.worker import in_worker
 from rpcrl.topology import ResourcePool
 from rpcrl.transport.base import KeyPair, Listener
@@ -70,7 +71,10 @@ class Controller:
     Use it as a context manager; leaving the block ends every process it has started. One I/O thread owns all sockets;
     every public method may be called from any thread.
 
-    ``transport``: ``ipc`` (Unix sockets in a private directory) or ``tcp`` (loopback, CURVE with a key per worker).
+    ``transport``: ``ipc`` (Unix sockets in a private directory), ``tcp`` (loopback, CURVE with a key per worker), or
+    ``inproc`` to debug: no processes, each worker is threads of this one, so that breakpoints and prints work. Then
+    there is no isolation, no environment of a group's own, no process group, no log, and a method that runs cannot be
+    ended.
     ``log_dir``: where each worker's complete output goes; a directory under the system's temporary one by default.
     ``console``: what is shown of the workers' lines: ``default`` (rank 0, and warnings of all), ``all`` or ``off``;
     ``console_sink`` takes the lines instead of standard error.
@@ -91,8 +95,8 @@ class Controller:
         start_timeout_s: float = 120.0,
     ) -> None:
         _refuse_in_worker()
-        if transport not in ("ipc", "tcp"):
-            raise UsageError(f"Controller(transport={transport!r}) must be 'ipc' or 'tcp'")
+        if transport not in ("ipc", "tcp", "inproc"):
+            raise UsageError(f"Controller(transport={transport!r}) must be 'ipc', 'tcp' or 'inproc'")
         if console not in ("default", "all", "off"):
             raise UsageError(f"Controller(console={console!r}) must be 'default', 'all' or 'off'")
         self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
@@ -110,13 +114,18 @@ class Controller:
         self._worker_keys: dict[str, dict[str, str]] = {}
         """Of workers that are about to be started."""
         read_references_here()
-        sweep_stale_runs()
-        self.log_dir = open_log_dir(self.run_id, log_dir)
-        self._run_dir = create_run_dir(self.run_id)
+        self._in_process = transport == "inproc"
+        self._run_dir: Path | None = None
+        if self._in_process:
+            self.log_dir = log_parent() / self.run_id  # nobody writes there
+        else:
+            sweep_stale_runs()
+            self.log_dir = open_log_dir(self.run_id, log_dir)
+            self._run_dir = create_run_dir(self.run_id)
         try:
             listener = self._listen()
         except BaseException:
-            remove_run_dir(self._run_dir)
+            self._remove_run_dir()
             raise
         self._console = Console(console_sink)
         self.address = listener.address
@@ -131,7 +140,7 @@ class Controller:
         except BaseException:
             self._closed = True
             self._forget()
-            remove_run_dir(self._run_dir)
+            self._remove_run_dir()
             raise
         _open.append(self)
         atexit.register(self.close)
@@ -187,6 +196,10 @@ class Controller:
         if self in _open:
             _open.remove(self)
 
+    def _remove_run_dir(self) -> None:
+        if self._run_dir is not None:
+            remove_run_dir(self._run_dir)
+
     # -- for worker groups -------------------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
@@ -210,6 +223,8 @@ class Controller:
     ) -> Group:
         """Start one group on a pool and wait until every rank has built its roles; see ``WorkerGroup``."""
         self.check_usable()
+        if self._in_process and (refused := unsupported(pool.device, environment)):
+            raise UsageError(f"Controller(transport='inproc') runs workers as threads and cannot give them {refused}")
         paths = {role: class_path(kind) for role, (kind, _, _) in roles.items()}
         self._allow(path.partition(":")[0].partition(".")[0] for path in paths.values())
         welcome = encode(
@@ -239,7 +254,8 @@ class Controller:
             ),
             environment=dict(environment),
         )
-        note_workers(self.log_dir, self.run_id, name, members)
+        if not self._in_process:
+            note_workers(self.log_dir, self.run_id, name, members)
         group = Group(name, members)
         started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._hub.post(lambda: self._hub.start_group(group, start, welcome, "127.0.0.1", started))
@@ -349,13 +365,20 @@ class Controller:
         return {"public": own.public, "secret": own.secret, "server_public": self._keys.public}
 
     def _listen(self) -> Listener:
+        if self._in_process:
+            return listen(f"inproc://{self.run_id}")
         return listen(
             f"ipc://{self._run_dir}/control.sock" if self._keys is None else "tcp://127.0.0.1:0",
             keys=self._keys,
             allowed=None if self._keys is None else self._allowed.get,
         )
 
-    def _start_agent(self, console: str) -> AgentProcess:
+    def _start_agent(self, console: str) -> AgentProcess | ThreadAgent:
+        def gone(how: str) -> None:
+            self._hub.post(lambda: self._hub.agent_exited(how))
+
+        if self._in_process:
+            return ThreadAgent(self.address, AGENT, secrets.token_hex(8), on_exit=gone)
         return AgentProcess(
             {
                 "run_id": self.run_id,
@@ -371,7 +394,7 @@ class Controller:
                 "keys": self._new_peer_keys(AGENT),
                 "handshake_s": self.start_timeout_s,
             },
-            on_exit=lambda how: self._hub.post(lambda: self._hub.agent_exited(how)),
+            on_exit=gone,
         )
 
 

@@ -7,13 +7,13 @@ posts them: nobody waits for a thread that is gone.
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rpcrl.logs import get_logger
 from rpcrl.runtime.commands import Commands
+from rpcrl.runtime.threads import new_thread
 from rpcrl.transport.base import Frame, ManyPeers
 
 __all__ = ["Handler", "IoThread", "leave_signals_to_main"]
@@ -55,7 +55,7 @@ class IoThread:
         self._commands = Commands()
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = new_thread(self._run, name=name)
 
     def start(self) -> None:
         """Start the thread; called once, when the handler is complete."""
@@ -75,6 +75,10 @@ class IoThread:
 
         self.post(run_last)
         self._thread.join(timeout=30.0)
+
+    def end(self) -> None:
+        """End the thread after this turn; called in it."""
+        self._stopping = True
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread's end."""

@@ -60,6 +60,8 @@ def class_path(kind: type) -> str:
 def find_class(path: str, main: Mapping[str, Any]) -> type:
     """Return the class of ``module:qualname`` in a worker; loads the driver's main module if it is from there."""
     module_name, _, qualname = path.partition(":")
+    if module_name == MAIN and not main:  # in the driver's own process, where it runs as ``__main__``
+        module_name = "__main__"
     if module_name == MAIN and MAIN not in sys.modules:
         load_main(main)
     target: Any = sys.modules.get(module_name) or importlib.import_module(module_name)

@@ -31,6 +31,11 @@ def hold_port(address: str) -> socket.socket:
 
 def init_process_group(context: WorkerContext, backend: str | None, *, timeout_s: float) -> None:
     """Join the default process group of this worker group; see ``Worker.init_process_group``."""
+    if context.is_thread:
+        raise UsageError(
+            "init_process_group needs a process for each rank; with Controller(transport='inproc') all ranks are "
+            "threads of one. Use transport='ipc'"
+        )
     import torch.distributed as dist
 
     if dist.is_initialized():

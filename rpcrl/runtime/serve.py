@@ -8,6 +8,7 @@ I/O thread of its own: one from the controller, one from peers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import queue
 import threading
@@ -22,6 +23,7 @@ from rpcrl.runtime.io_thread import leave_signals_to_main
 from rpcrl.runtime.lease import is_reference, materialize
 from rpcrl.runtime.line import Job, Line, OnePeer
 from rpcrl.runtime.store import STORE, Store, is_keepable, num_bytes
+from rpcrl.runtime.threads import new_thread
 from rpcrl.transport.base import Connection
 from rpcrl.wire.codec import decode, encode
 from rpcrl.wire.failures import describe
@@ -32,6 +34,8 @@ __all__ = ["CallServer", "Terminated"]
 
 JOIN_S = 2.0
 """How long the end of a worker waits for what its threads are at."""
+LOOP_END_S = 1.0
+"""How long cancelled asynchronous methods may take to end with their worker."""
 
 logger = get_logger(__name__)
 
@@ -57,6 +61,7 @@ class CallServer:
         self._gates: dict[str, RoleGate] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looping: threading.Thread | None = None
+        self._quitting = False
         self.failure: BaseException | None = None
         """Why a line has ended; None while all work, and after an orderly end."""
         self.on_peers: Callable[[Message], None] = _refuse
@@ -87,7 +92,7 @@ class CallServer:
         """Run synchronous methods, one after the other, until the controller says goodbye."""
         while True:
             message = self.next_message()
-            if isinstance(message, Shutdown):
+            if isinstance(message, Shutdown) or self._quitting:
                 return
             if isinstance(message, Job):
                 gate = self._gates[message.call.role]
@@ -99,6 +104,17 @@ class CallServer:
                         self._finish(message, *self._invoke(message))
                 finally:
                     gate.leave(alone=True)
+
+    def quit(self, reason: str) -> None:
+        """Have ``run`` return after the method that runs, whatever is queued; asynchronous ones are cancelled.
+
+        For any thread: what a signal is to a process.
+        """
+        self._quitting = True
+        self._inbox.put(Shutdown(reason))
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself meanwhile
+                self._loop.call_soon_threadsafe(self._cancel_all)
 
     def close(self) -> None:
         """Send what is queued and close the connection; waits for the I/O thread."""
@@ -204,7 +220,7 @@ class CallServer:
     def _read(self, job: Job) -> None:
         """Have the store answer, in a thread of its own: it encodes rows, and a line has other work."""
         if self._reading is None:
-            self._reading = threading.Thread(target=self._serve_reads, name="rpcrl-store", daemon=True)
+            self._reading = new_thread(self._serve_reads, name="rpcrl-store")
             self._reading.start()
         self._reads.put(job)
 
@@ -220,6 +236,10 @@ class CallServer:
                 job.answer(Result(job.call.call_id, rows))
             except Exception as error:
                 _fail(job, "raised", error)
+
+    def _cancel_all(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
 
     def _cancel_task(self, call_id: CallId) -> None:
         if (task := self._tasks.get(call_id)) is not None:
@@ -267,15 +287,18 @@ class CallServer:
         leave_signals_to_main()
         try:
             loop.run_forever()
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                loop.run_until_complete(asyncio.wait(tasks, timeout=LOOP_END_S))
         finally:
             loop.close()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._looping = threading.Thread(
-                target=self._run_loop, args=(self._loop,), name="rpcrl-asyncio", daemon=True
-            )
+            self._looping = new_thread(self._run_loop, self._loop, name="rpcrl-asyncio")
             self._looping.start()
         return self._loop
 

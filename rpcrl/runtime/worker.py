@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,12 +14,12 @@ from rpcrl.runtime.store import Store
 if TYPE_CHECKING:
     from rpcrl.runtime.router import Router
 
-__all__ = ["Worker", "WorkerContext", "context", "in_worker", "set_context"]
+__all__ = ["Worker", "WorkerContext", "context", "enter_context", "in_worker", "set_context"]
 
 
 @dataclass
 class WorkerContext:
-    """What one worker process knows of itself. Kept outside of the Worker instances: a class may skip __init__."""
+    """What one worker knows of itself. Kept outside of the Worker instances: a class may skip __init__."""
 
     identity: str
     group: str
@@ -28,6 +29,8 @@ class WorkerContext:
     local_world_size: int
     node_rank: int
     device: str | None
+    is_thread: bool = False
+    """Whether this worker is threads of the driver's process, and no process."""
     held_port: Any = None
     """Rank 0: the socket that holds MASTER_PORT until the store takes it over."""
     router: Router | None = None
@@ -40,6 +43,9 @@ class WorkerContext:
 
 
 _context: WorkerContext | None = None
+"""Of a worker process, for all its threads."""
+_of_thread: ContextVar[WorkerContext | None] = ContextVar("rpcrl_worker", default=None)
+"""Of a worker that is threads: its own thread and those that rpcrl or asyncio start for it."""
 
 
 def set_context(value: WorkerContext | None) -> None:
@@ -48,18 +54,25 @@ def set_context(value: WorkerContext | None) -> None:
     _context = value
 
 
+def enter_context(value: WorkerContext) -> None:
+    """Make this thread, and those that are made by ``new_thread`` from it, part of a worker."""
+    _of_thread.set(value)
+
+
 def in_worker() -> bool:
-    """Tell whether this process is a worker that rpcrl started."""
-    return _context is not None or env.get(env.BOOTSTRAP_FD) is not None
+    """Tell whether this process, or this thread, is a worker that rpcrl started."""
+    return _of_thread.get() is not None or _context is not None or env.get(env.BOOTSTRAP_FD) is not None
 
 
 def context() -> WorkerContext:
     """Return this worker's context. Raises UsageError outside of a worker."""
-    if _context is None:
+    found = _of_thread.get() or _context
+    if found is None:
         raise UsageError(
-            "this is no worker process: rank, world_size and colocated exist on the workers of a WorkerGroup only"
+            "this is no worker: rank, world_size and colocated exist on the workers of a WorkerGroup only (with "
+            "transport='inproc' not in a thread that a worker has started by itself; asyncio.to_thread works)"
         )
-    return _context
+    return found
 
 
 class Worker:

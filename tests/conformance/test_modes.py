@@ -19,7 +19,7 @@ from tests.conformance.mode_workers import Counted, Modes, Pipeline, reverse
 
 pytestmark = pytest.mark.cluster
 
-FABRICS = ["ipc", "tcp"]
+FABRICS = ["inproc", "ipc", "tcp"]
 SIZES = [0, 1, 3, 4, 5, 10]
 
 
