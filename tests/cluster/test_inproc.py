@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from rpcrl import ClassWithInitArgs, Controller, ResourcePool, WorkerGroup
+from rpcrl import ClassWithInitArgs, Controller, DataProto, ResourcePool, WorkerGroup
 from rpcrl.errors import ClosedError, RemoteError, StartError, UsageError, WorkerLostError
 from rpcrl.runtime.worker import context
 from tests.cluster import thread_workers
+from tests.cluster.peer_workers import Adder, Caller
 from tests.cluster.thread_workers import FailsToBuild, Threaded, wait_until_ended
 
 
@@ -68,6 +70,14 @@ def test_roles_are_colocated_and_errors_come_back(inproc: Controller) -> None:
     with pytest.raises(RemoteError, match="SystemExit"):
         views["two"].leave()
     assert views["two"].neighbour("one") == [1, 1], "the worker lives on"
+
+
+def test_handles_and_futures_go_from_worker_to_worker(inproc: Controller) -> None:
+    adders, callers = WorkerGroup(ResourcePool([2]), Adder), WorkerGroup(ResourcePool([2]), Caller)
+    assert callers.call(adders, 10) == [[(0, 10), (1, 10)], [(0, 11), (1, 11)]]
+    assert callers.all_at_once(adders, 20) == [list(range(20))] * 2
+    batch = DataProto.from_dict(tensors={"x": torch.arange(5.0)})
+    assert adders.double(adders.double.submit(batch)).batch["x"].tolist() == [0.0, 4.0, 8.0, 12.0, 16.0]
 
 
 def test_what_a_thread_cannot_have_is_refused(inproc: Controller) -> None:

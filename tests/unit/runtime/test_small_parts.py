@@ -14,7 +14,7 @@ from rpcrl.errors import AuthenticationError
 from rpcrl.leftovers import create_run_dir
 from rpcrl.runtime.agent_process import AgentProcess
 from rpcrl.runtime.console import Console
-from rpcrl.runtime.worker_main import _connect
+from rpcrl.runtime.worker_life import _connect
 from rpcrl.transport.keys import new_key_pair
 
 
