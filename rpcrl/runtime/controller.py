@@ -132,7 +132,7 @@ class Controller:
         self.worker_address = listener.address
         """Where new workers connect: ``address``, unless something is put in between."""
         self._hub = Hub(listener, self._console)
-        if console != "off":
+        if console != "off" and not self._in_process:
             told = f"run {self.run_id}; complete output of the workers: {self.log_dir} (`rpcrl logs` shows it)"
             self._console.write("[rpcrl]", (told,), str(self.log_dir))
         try:
