@@ -23,6 +23,7 @@ from tests.cluster.thread_workers import FailsToBuild, Threaded, wait_until_ende
 @pytest.fixture
 def inproc() -> Iterator[Controller]:
     thread_workers.gate.clear()
+    thread_workers.told.clear()
     thread_workers.ran.clear()
     try:
         with Controller(transport="inproc", start_timeout_s=60) as opened:
@@ -111,6 +112,7 @@ def test_a_group_ends_after_the_method_that_runs_and_no_queued_one(inproc: Contr
     for future in (running, queued, waiting):
         with pytest.raises(ClosedError):
             future.result(20)
+    assert thread_workers.told.wait(20)
     thread_workers.gate.set()
     closer.join(20)
     assert not closer.is_alive()

@@ -13,6 +13,8 @@ entered = threading.Semaphore(0)
 """Released when a method waits at the gate."""
 gate = threading.Event()
 """Lets the methods that wait go on."""
+told = threading.Event()
+"""Set when a coroutine that waits is cancelled: its worker has been told to end."""
 ran: list[int] = []
 
 
@@ -80,7 +82,11 @@ class Threaded(Worker):
     @register(concurrent=True)
     async def wait_for_ever(self) -> None:
         entered.release()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            told.set()
+            raise
 
     @register
     def fall(self) -> None:
