@@ -146,7 +146,8 @@ def _assign_devices(start: StartWorkers, inventory: Inventory) -> tuple[list[str
         try:
             device = pick_device(inventory.devices, slot, source=inventory.source)
         except DispatchError as error:
-            violations.append(Violation(f"{key} (local rank {worker.local_rank})", str(error)))
+            needed = f"; the group asks for {len(start.workers)} devices here"
+            violations.append(Violation(f"{key} (local rank {worker.local_rank})", f"{error}{needed}"))
         else:
             if device in holders:
                 violations.append(_shared_device(key, device, holders[device], worker, inventory))

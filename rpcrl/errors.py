@@ -62,6 +62,18 @@ __all__ = [
 ]
 
 
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words: ``rank 3``, ``ranks 1–3, 7``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    listed = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    return f"rank{'' if len(ranks) == 1 else 's'} {listed}"
+
+
 class RpcrlError(Exception):
     """Base of every error that rpcrl raises on purpose."""
 
@@ -150,7 +162,7 @@ class AuthenticationError(TransportError):
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How one worker process ended, as its agent saw it."""
+    """How one worker process ended, as its agent saw it; or that it answers no heartbeat, as the controller did."""
 
     identity: str
     group: str
@@ -167,10 +179,16 @@ class WorkerExit:
     """The kernel's or the cgroup's out-of-memory count rose while the process lived."""
     last_lines: tuple[str, ...]
     log_path: str
+    silent_s: float | None = None
+    """It was given up after so many seconds without a heartbeat, and ended then; None: it ended by itself."""
+    state: str = ""
+    """What the process was doing when it was given up, e.g. ``it is stopped``; empty if that cannot be seen."""
 
     @property
     def cause(self) -> str:
-        """One phrase for the end: ``killed by SIGKILL``, ``exited with code 3``."""
+        """One phrase for the end: ``killed by SIGKILL``, ``exited with code 3``, ``no heartbeat for 5.0 s``."""
+        if self.silent_s is not None:
+            return f"no heartbeat for {self.silent_s:.1f} s{'; ' if self.state else ''}{self.state}"
         if self.signal is not None:
             hint = ""
             if self.out_of_memory:
@@ -183,8 +201,9 @@ class WorkerExit:
     def __str__(self) -> str:
         role = "+".join(self.roles)
         text = (
-            f"rank {self.rank} of group {self.group!r} (role {role}, pid {self.pid} on {self.host}) "
-            f"{self.cause}; peak memory {self.peak_rss_bytes / 2**20:.0f} MiB; log: {self.log_path}"
+            f"rank {self.rank} of group {self.group!r} (role {role}, pid {self.pid} on {self.host})"
+            f"{': ' if self.silent_s is not None else ' '}{self.cause}; "
+            f"peak memory {self.peak_rss_bytes / 2**20:.0f} MiB; log: {self.log_path}"
         )
         if self.last_lines:
             text += "\n    last lines:\n" + "\n".join(f"    | {line}" for line in self.last_lines)
@@ -198,22 +217,29 @@ class StartError(RpcrlError):
 class WorkerLostError(RpcrlError):
     """A worker is gone; calls of its group fail, and the group stays broken.
 
-    ``exits`` holds the ends in the order in which they were seen: the first is the likely cause.
+    ``exits`` holds the ends in the order in which they were seen: the first is the likely cause. ``raised`` holds what
+    the call raised on ranks that were still there: what a lost peer looks like from their side.
     """
 
-    def __init__(self, exits: Sequence[WorkerExit], *, during: str = "") -> None:
+    def __init__(self, exits: Sequence[WorkerExit], *, during: str = "", raised: Sequence[RemoteError] = ()) -> None:
         self.exits = tuple(exits)
+        self.during = during
+        self.raised = tuple(raised)
         first = self.exits[0]
         self.rank = first.rank
         self.roles = first.roles
         text = str(first)
         if during:
             text += f"\n  during: {during}"
-        if len(self.exits) > 1:
-            text += "\n  consequences:"
-            for later in self.exits[1:]:
-                text += f"\n    rank {later.rank} (role {'+'.join(later.roles)}) {later.cause}"
+        later = [f"rank {end.rank} (role {'+'.join(end.roles)}) {end.cause}" for end in self.exits[1:]]
+        later += [f"{name_ranks(error.ranks)} raised {error.type_name}: {error.message}" for error in self.raised]
+        if later:
+            text += "\n  consequences:" + "".join(f"\n    {line}" for line in later)
         super().__init__(text)
+
+    def with_raised(self, raised: Sequence[RemoteError]) -> WorkerLostError:
+        """Return the same loss, and what the call had raised before it was known."""
+        return WorkerLostError(self.exits, during=self.during, raised=raised) if raised else self
 
 
 class AgentLostError(RpcrlError):
@@ -223,8 +249,14 @@ class AgentLostError(RpcrlError):
 class RemoteError(RpcrlError):
     """A method raised on a worker; the worker lives on.
 
-    The far side's story is kept as text: it never needs the exception's class to be importable here.
+    The far side's story is kept as text: it never needs the exception's class to be importable here. It is the story of
+    the rank that failed first; ``ranks`` are all that raised the same, ``others`` what else was raised, in order, and
+    ``still_running`` the ranks whose method had not ended: they may wait in a collective for one that raised.
     """
+
+    ranks: tuple[int, ...]
+    others: tuple[RemoteError, ...] = ()
+    still_running: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -249,6 +281,7 @@ class RemoteError(RpcrlError):
         self.role = role
         self.group = group
         self.rank = rank
+        self.ranks = (rank,)
         self.host = host
         self.pid = pid
         self.call_id = call_id
@@ -258,8 +291,14 @@ class RemoteError(RpcrlError):
         Exception.__init__(self, message)
 
     def __str__(self) -> str:
-        where = f"rank {self.rank} of group {self.group!r} (pid {self.pid} on {self.host}, call {self.call_id})"
+        first = "" if len(self.ranks) == 1 else f"first: rank {self.rank}, "
+        seat = f"{first}pid {self.pid} on {self.host}, call {self.call_id}"
+        where = f"{name_ranks(self.ranks)} of group {self.group!r} ({seat})"
         head = f"{self.role}.{self.method} raised {self.type_name} on {where}: {self.message}"
+        for other in self.others:
+            head += f"\n  later: {name_ranks(other.ranks)} raised {other.type_name}: {other.message}"
+        if self.still_running:
+            head += f"\n  {name_ranks(self.still_running)} had not ended; close the group if it waits for the others"
         if self.log_path:
             head += f"\n  log: {self.log_path}"
         if not self.traceback_text:

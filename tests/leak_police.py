@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import threading
 import time
@@ -231,12 +232,17 @@ def _environment_leaks(before: dict[str, str], now: dict[str, str]) -> list[str]
 
 
 def _held_by_others(path: str, token: str) -> bool:
-    """Is the file mapped or open in a process outside this session? Read only on suspicion."""
+    """Does the file belong to a process outside this session, or to its run? Read only on suspicion."""
     ours = {os.getpid(), *carriers(token)}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) in ours:
             continue
+        if path.startswith(f"/dev/shm/rpcrl-test-{name}-"):
+            return True  # the arena's own tests, in another session
         try:
+            run = re.search(rb"RPCRL_RUN_ID=([^\0]+)", Path(f"/proc/{name}/environ").read_bytes())
+            if run is not None and path.startswith(f"/dev/shm/rpcrl-{run[1].decode()}-"):
+                return True
             if path in Path(f"/proc/{name}/maps").read_text(errors="replace"):
                 return True
             if any(os.readlink(link) == path for link in Path(f"/proc/{name}/fd").iterdir()):

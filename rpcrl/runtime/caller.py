@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rpcrl.errors import PeerUnreachableError, ReplyDiscardedError, RpcrlError, UnknownMethodError
+from rpcrl.errors import PeerUnreachableError, ReplyDiscardedError, RpcrlError, UnknownMethodError, WorkerLostError
 from rpcrl.logs import get_logger
 from rpcrl.runtime.calls import CallTable
+from rpcrl.runtime.failed_calls import FailedCalls
 from rpcrl.runtime.future import PendingReplies
 from rpcrl.runtime.lease import Lease
 from rpcrl.wire.failures import rebuild
@@ -58,6 +59,7 @@ class Caller:
 
     def __init__(self, name: str, send: Callable[[str, Message], None], seat_of: Callable[[str], Seat | None]) -> None:
         self._table: CallTable[_Slot] = CallTable(name)
+        self._failed = FailedCalls()
         self._send = send
         self._seat_of = seat_of
         self._released: deque[tuple[str, int]] = deque()
@@ -96,6 +98,7 @@ class Caller:
             entry = self._table.close(peer, message.call_id)
             if entry is not None:
                 entry.token.pending.deliver(entry.token.index, message.payload, lease)
+                self._failed.answered(entry.token.pending)
         elif isinstance(message, Failure):
             self._take_failure(peer, message)
         else:
@@ -107,14 +110,17 @@ class Caller:
         self._released.append((identity, key))
 
     def ask(self) -> None:
-        """Ask about the calls that have been silent for long, and let go of what was released."""
+        """Ask about calls that have been silent for long, end those that have failed, let go of what was released."""
+        now = time.monotonic()
         self._send_released()
-        for identity, probe in self._table.probes(now=time.monotonic()):
+        self._failed.end_due(now=now)
+        for identity, probe in self._table.probes(now=now):
             self._offer(identity, probe)
 
     def next_ask_at(self) -> float | None:
         """Return when ``ask`` has something to do next."""
-        return self._table.next_probe_at()
+        due = [at for at in (self._table.next_probe_at(), self._failed.next_due_at()) if at is not None]
+        return min(due, default=None)
 
     def drop(self, identities: Iterable[str], reason: Callable[[str], RpcrlError]) -> None:
         """Forget workers; their open calls fail with ``reason(what the call was)``, oldest first."""
@@ -123,7 +129,8 @@ class Caller:
             pending = entry.token.pending
             if id(pending) not in failed:
                 failed.add(id(pending))
-                pending.fail(reason(pending.description))
+                error, raised = reason(pending.description), self._failed.withdraw(pending)
+                pending.fail(error.with_raised(raised) if isinstance(error, WorkerLostError) else error)
 
     def _send_released(self) -> None:
         keys: dict[str, list[int]] = {}
@@ -152,11 +159,11 @@ class Caller:
         if entry is None or seat is None:
             return
         call = entry.call
-        error: RpcrlError
+        pending = entry.token.pending
         if failure.kind == "discarded":
-            error = ReplyDiscardedError(failure.info.message)
+            pending.fail(ReplyDiscardedError(failure.info.message))
         elif failure.kind == "unknown_method":
-            error = UnknownMethodError(failure.info.message)
+            pending.fail(UnknownMethodError(failure.info.message))
         else:
             error = rebuild(
                 failure.info,
@@ -167,4 +174,4 @@ class Caller:
                 call_id=str(call.call_id),
                 log_path=seat.log_path,
             )
-        entry.token.pending.fail(error)
+            self._failed.add(pending, error, now=time.monotonic())

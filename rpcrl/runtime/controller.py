@@ -25,7 +25,9 @@ from rpcrl.runtime.hub import AGENT, Hub
 from rpcrl.runtime.lease import read_references_here
 from rpcrl.runtime.main_module import class_path, describe_main
 from rpcrl.runtime.membership import Group, Member
+from rpcrl.runtime.pulse import PulseWatch
 from rpcrl.runtime.run_logs import log_parent, note_workers, open_log_dir
+from rpcrl.runtime.silence import why_stopped
 from rpcrl.runtime.thread_agent import ThreadAgent, unsupported
 from rpcrl.runtime.worker import in_worker
 from rpcrl.topology import ResourcePool
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Controller", "current_controller", "open_controller"]
 
 WORKER_MODULE = "rpcrl.runtime.worker_main"
+MIN_HEARTBEAT_S = 0.1
 STOP_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL when a group is closed in order."""
 
@@ -80,6 +83,8 @@ class Controller:
     ``console_sink`` takes the lines instead of standard error.
     ``allow_imports``: further modules whose functions and classes may travel, beside those of the worker classes.
     ``start_timeout_s``: bound for a group's processes to start and build their roles.
+    ``heartbeat_s``: a worker that is there and does not run (stopped, frozen, cut off) is given up within three of
+    these; a long method or a large message is no silence. None watches for exits alone, e.g. under a debugger.
 
     Raises UsageError inside a worker process, StartError if the agent does not come up.
     """
@@ -93,12 +98,15 @@ class Controller:
         console_sink: Callable[[str], None] | None = None,
         allow_imports: Sequence[str] = (),
         start_timeout_s: float = 120.0,
+        heartbeat_s: float | None = 2.0,
     ) -> None:
         _refuse_in_worker()
         if transport not in ("ipc", "tcp", "inproc"):
             raise UsageError(f"Controller(transport={transport!r}) must be 'ipc', 'tcp' or 'inproc'")
         if console not in ("default", "all", "off"):
             raise UsageError(f"Controller(console={console!r}) must be 'default', 'all' or 'off'")
+        if heartbeat_s is not None and heartbeat_s < MIN_HEARTBEAT_S:
+            raise UsageError(f"Controller(heartbeat_s={heartbeat_s!r}) must be at least {MIN_HEARTBEAT_S}, or None")
         self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         self.start_timeout_s = start_timeout_s
         self._owner_pid = os.getpid()
@@ -135,7 +143,9 @@ class Controller:
         if console != "off" and not self._in_process:
             told = f"run {self.run_id}; complete output of the workers: {self.log_dir} (`rpcrl logs` shows it)"
             self._console.write("[rpcrl]", (told,), str(self.log_dir))
+        self._pulse: PulseWatch | None = None
         try:
+            self._pulse = self._watch_pulse(heartbeat_s)
             self._agent = self._start_agent(console)
         except BaseException:
             self._closed = True
@@ -189,6 +199,8 @@ class Controller:
         self._forget()
 
     def _forget(self) -> None:
+        if self._pulse is not None:
+            self._pulse.close()
         self._hub.stop()
         self._deferred.close()
         self._console.close()
@@ -262,16 +274,27 @@ class Controller:
         try:
             started.result(self.start_timeout_s)
         except concurrent.futures.TimeoutError:
-            missing = self._hub.ask(lambda _: group.missing())
+            missing = self._hub.ask(lambda _: group.missing(why_stopped))
             self.stop_group(name)
             raise StartError(
                 f"group {name!r} did not start within {self.start_timeout_s} s "
                 f"(Controller(start_timeout_s=…)):\n{missing}"
             ) from None
+        except KeyboardInterrupt:
+            self._end_interrupted(name)
+            raise
         except BaseException:
             self.stop_group(name)
             raise
         return group
+
+    def _end_interrupted(self, name: str) -> None:
+        """End a group whose start the user has broken off; a second Ctrl-C meanwhile ends everything at once."""
+        try:
+            self.stop_group(name)
+        except BaseException:
+            self._close_now()
+            raise
 
     def stop_group(self, name: str, grace_s: float = STOP_GRACE_S) -> list[WorkerExit]:
         """End a group's workers and wait until they are reaped; returns their ends."""
@@ -353,6 +376,7 @@ class Controller:
             "main": describe_main(),
             "allow_imports": sorted(self._allow_imports),
             "keys": self._worker_keys.pop(member.identity, None),
+            "pulse": None if self._pulse is None else self._pulse.address,
             "handshake_s": self.start_timeout_s,
         }
         return json.dumps(bootstrap).encode()
@@ -372,6 +396,15 @@ class Controller:
             keys=self._keys,
             allowed=None if self._keys is None else self._allowed.get,
         )
+
+    def _watch_pulse(self, heartbeat_s: float | None) -> PulseWatch | None:
+        if heartbeat_s is None or self._in_process:
+            return None
+        address = f"ipc://{self._run_dir}/pulse.sock" if self._keys is None else "tcp://127.0.0.1:0"
+        return PulseWatch(address, heartbeat_s, keys=self._keys, allowed=self._allowed.get, on_silent=self._on_silent)
+
+    def _on_silent(self, identity: str, silent_s: float) -> None:
+        self._hub.post(lambda: self._hub.take_silence(identity, silent_s))
 
     def _start_agent(self, console: str) -> AgentProcess | ThreadAgent:
         def gone(how: str) -> None:

@@ -19,6 +19,7 @@ from rpcrl.errors import (
     StartError,
     WorkerExit,
     WorkerLostError,
+    name_ranks,
 )
 from rpcrl.logs import get_logger
 from rpcrl.runtime.caller import Caller, Part, Seat
@@ -27,6 +28,7 @@ from rpcrl.runtime.future import PendingReplies
 from rpcrl.runtime.introductions import Introductions
 from rpcrl.runtime.io_thread import IoThread
 from rpcrl.runtime.membership import Group, GroupState, Membership, MemberState
+from rpcrl.runtime.silence import look_at
 from rpcrl.transport.base import Frame, Listener
 from rpcrl.wire.frames import from_frames, to_frames
 from rpcrl.wire.messages import (
@@ -58,6 +60,10 @@ BUILD_GRACE_S = 0.3
 """After the first failed construction, other ranks get this long to report theirs: the causes come together."""
 RETRY_SEND_S = 0.05
 """Pace at which a message is offered again to an agent or worker that cannot be reached just now."""
+
+AGENT_PATIENCE_S = 15.0
+"""Silent for so long, a worker whose process has ended is reported without its agent's word on how it did."""
+SILENCE_AGAIN_S = 1.0
 
 logger = get_logger(__name__)
 
@@ -300,7 +306,7 @@ class Hub:
         lines = [f"group {group.name!r} did not start: its roles could not be built"]
         for text, ranks in failures.items():
             log_path = group.members[ranks[0]].log_path
-            lines.append(f"ranks {ranks} (log of the first: {log_path}): {text}")
+            lines.append(f"{name_ranks(ranks)} (log of the first: {log_path}): {text}")
         self._fail_start(group, StartError("\n".join(lines)))
 
     # -- reports of the agent ----------------------------------------------------------------------------------------
@@ -325,13 +331,31 @@ class Hub:
         if group.state is GroupState.CLOSING:
             self._finish_closing(group)
             return
+        self._break(group)
+
+    def take_silence(self, identity: str, silent_s: float) -> None:
+        """Take a worker that answers no heartbeat: its group is given up, and the agent ends it."""
+        found = self._membership.find(identity)
+        if found is None:
+            return
+        seen = look_at(found[1].host, found[1].pid)
+        if seen.has_ended and silent_s < AGENT_PATIENCE_S:
+            # Its agent knows more about the end, and says it soon.
+            self._io.after(SILENCE_AGAIN_S, lambda: self.take_silence(identity, silent_s + SILENCE_AGAIN_S))
+            return
+        group = self._membership.on_silence(identity, silent_s, seen.state, seen.peak_rss_bytes)
+        if group is not None:
+            self._break(group)
+
+    def _break(self, group: Group) -> None:
         self._fail_calls(group, lambda during: WorkerLostError(group.exits, during=during))
         if any(member.build_failure for member in group.members):
             self._fail_build(group)
         else:
             events = [*group.start_errors, *map(str, group.exits)]
             self._fail_start(group, StartError("\n  ".join([f"group {group.name!r} did not start:", *events])))
-        if group.alive and len(group.exits) + len(group.start_errors) == 1:
+        if group.alive and not group.is_being_ended:
+            group.is_being_ended = True
             # The others may sit in a collective with the dead rank, which nothing else ends.
             self._insist(AGENT, StopWorkers(group.alive))
 

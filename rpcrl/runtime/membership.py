@@ -6,8 +6,8 @@ and is ready when every rank has built its roles. The first unexpected end break
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from rpcrl.errors import WorkerExit
@@ -61,6 +61,8 @@ class Group:
     state: GroupState = GroupState.STARTING
     exits: list[WorkerExit] = field(default_factory=list)
     start_errors: list[str] = field(default_factory=list)
+    is_being_ended: bool = False
+    """The agent has been told to end what is left of it."""
 
     @property
     def identities(self) -> tuple[str, ...]:
@@ -72,12 +74,20 @@ class Group:
         """Workers whose end has not been reported."""
         return tuple(member.identity for member in self.members if member.state is not MemberState.GONE)
 
+    def enter(self, end: WorkerExit) -> None:
+        """Add an end. That of a worker which was given up before completes its entry: it is the same death."""
+        for index, known in enumerate(self.exits):
+            if known.identity == end.identity:
+                self.exits[index] = replace(end, silent_s=known.silent_s, state=known.state)
+                return
+        self.exits.append(end)
+
     def all_in(self, *states: MemberState) -> bool:
         """Tell whether every member is in one of the states."""
         return all(member.state in states for member in self.members)
 
-    def missing(self) -> str:
-        """Say which ranks are not ready, what they lack, and where their logs are."""
+    def missing(self, state_of: Callable[[Member], str] = lambda _: "") -> str:
+        """Say which ranks are not ready, what they lack, and where their logs are; ``state_of`` adds what it sees."""
         lines = []
         for member in self.members:
             if member.state is not MemberState.READY:
@@ -87,6 +97,8 @@ class Group:
                     MemberState.GONE: "has exited",
                 }[member.state]
                 pid = f", pid {member.pid}" if member.pid else ""
+                if state := state_of(member):
+                    lacks += f"; {state}"
                 lines.append(f"  rank {member.rank}{pid} {lacks}; log: {member.log_path or 'none yet'}")
         return "\n".join(lines)
 
@@ -158,9 +170,22 @@ class Membership:
         if exited.start_error:
             group.start_errors.append(f"rank {member.rank}: {exited.start_error}")
         else:
-            group.exits.append(_describe(group, member, exited))
+            group.enter(_describe(group, member, exited))
         if group.state is not GroupState.CLOSING:
             group.state = GroupState.BROKEN
+        return group
+
+    def on_silence(self, identity: str, silent_s: float, state: str, peak_rss_bytes: int) -> Group | None:
+        """Take a worker that answers no heartbeat; returns its group, broken now. None if there is nothing to say."""
+        found = self._home.get(identity)
+        if found is None:
+            return None
+        group, member = found
+        if member.state is MemberState.GONE or group.state is GroupState.CLOSING:
+            return None
+        exited = WorkerExited(identity, member.host, member.pid, None, None, peak_rss_bytes, False, (), member.log_path)
+        group.enter(replace(_describe(group, member, exited), silent_s=silent_s, state=state))
+        group.state = GroupState.BROKEN
         return group
 
     def alive(self) -> Iterable[Group]:

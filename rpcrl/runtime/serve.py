@@ -39,6 +39,9 @@ LOOP_END_S = 1.0
 
 logger = get_logger(__name__)
 
+LOOK_AT_SIGNALS_S = 0.25
+"""A SIGTERM that comes in the instant before a wait does not interrupt it: the wait is a short one, over and over."""
+
 
 class Terminated(SystemExit):
     """This process has been told to end; raised by its signal handler wherever the main thread is."""
@@ -80,7 +83,11 @@ class CallServer:
 
     def next_message(self) -> Welcome | Job | Shutdown:
         """Wait for something to do in the main thread."""
-        return self._inbox.get()
+        while True:
+            try:
+                return self._inbox.get(timeout=LOOK_AT_SIGNALS_S)
+            except queue.Empty:
+                continue
 
     def add_roles(self, roles: dict[str, Any]) -> None:
         """Make built roles callable."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,8 @@ def _build(
     except Terminated:
         raise
     except BaseException as error:
+        if not context.is_thread:
+            traceback.print_exc()  # the rank's log tells it too
         server.post(Failure(BUILD, "build", describe(error)))
         while not isinstance(server.next_message(), Shutdown):
             pass

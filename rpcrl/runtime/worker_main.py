@@ -21,9 +21,12 @@ from rpcrl.runtime.serve import Terminated
 from rpcrl.runtime.worker import WorkerContext, set_context
 from rpcrl.runtime.worker_group import register_handles
 from rpcrl.runtime.worker_life import live
+from rpcrl.transport.base import ClientKeys, KeyPair
+from rpcrl.transport.pulse import Pulse
 
 __all__ = ["main"]
 
+_pulse: Pulse | None = None
 EXIT_S = 2.0
 """How long a process's exit handlers may take."""
 
@@ -33,6 +36,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _on_sigterm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides when a run ends
     bootstrap = _read_bootstrap()
+    _start_pulse(bootstrap)
     context = _make_context(bootstrap)
     set_context(context)
     logs.set_up()
@@ -42,6 +46,15 @@ def main() -> int:
         if entry not in sys.path:
             sys.path.append(entry)
     return live(context, bootstrap)
+
+
+def _start_pulse(bootstrap: dict[str, Any]) -> None:
+    """Answer heartbeats from now on, until the process ends: nobody closes this."""
+    if bootstrap["pulse"] is not None:
+        global _pulse
+        keys = bootstrap["keys"]
+        own = ClientKeys(KeyPair(keys["public"], keys["secret"]), keys["server_public"]) if keys else None
+        _pulse = Pulse(bootstrap["pulse"], bootstrap["identity"], keys=own)
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:

@@ -41,6 +41,8 @@ class Limits:
     linger_s: float = 1.0
     heartbeat_s: float = 2.0
     heartbeat_timeout_s: float = 60.0
+    heartbeat_ttl_s: float | None = None
+    """How long the other side waits for us before it cuts the connection; None: as long as we for it, 0: for ever."""
     handshake_s: float = 10.0
     reconnect_s: float = 0.1
     backlog: int = 4_096

@@ -37,7 +37,7 @@ from rpcrl.transport.base import Allowed, ClientKeys, Frame, KeyPair, Limits
 from rpcrl.transport.endpoint import Endpoint
 from rpcrl.transport.keys import ZAP_DOMAIN, ZapThread, check_key, require_curve
 
-__all__ = ["ZmqConnection", "ZmqEndpoint", "ZmqListener", "remaining_ms"]
+__all__ = ["ZmqConnection", "ZmqEndpoint", "ZmqListener", "introduce", "remaining_ms"]
 
 _log = get_logger(__name__)
 
@@ -117,6 +117,20 @@ class ZmqEndpoint(Endpoint):
         self._context.term()
 
 
+def introduce(socket: zmq.Socket[Any], name: bytes, keys: ClientKeys | None, *, ipv6: bool) -> None:
+    """Set who a connecting socket is: its route (the name and a token that nobody else knows), and its keys."""
+    socket.setsockopt(zmq.ROUTING_ID, name + b"\0" + secrets.token_bytes(16))
+    if ipv6:
+        socket.setsockopt(zmq.IPV6, 1)
+    if keys is not None:
+        check_key("public key", keys.own.public)
+        check_key("secret key", keys.own.secret)
+        check_key("listener's public key", keys.server_public)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
+        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server_public.encode())
+
+
 def _milliseconds(seconds: float) -> int:
     return max(0, round(seconds * 1000))
 
@@ -129,7 +143,8 @@ def _set_options(socket: zmq.Socket[Any], limits: Limits) -> None:
     socket.setsockopt(zmq.HANDSHAKE_IVL, max(1, _milliseconds(limits.handshake_s)))
     socket.setsockopt(zmq.HEARTBEAT_IVL, _milliseconds(limits.heartbeat_s))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _milliseconds(limits.heartbeat_timeout_s))
-    socket.setsockopt(zmq.HEARTBEAT_TTL, _milliseconds(limits.heartbeat_timeout_s))
+    ttl_s = limits.heartbeat_timeout_s if limits.heartbeat_ttl_s is None else limits.heartbeat_ttl_s
+    socket.setsockopt(zmq.HEARTBEAT_TTL, _milliseconds(ttl_s))
     socket.setsockopt(zmq.RECONNECT_IVL, max(1, _milliseconds(limits.reconnect_s)))
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, _milliseconds(max(_MAX_RECONNECT_S, limits.reconnect_s)))
     socket.setsockopt(zmq.BACKLOG, limits.backlog)
@@ -277,16 +292,7 @@ class ZmqConnection(ZmqEndpoint):
         self._refused = ""
         self._shaking_since_s: float | None = None
         try:
-            self._socket.setsockopt(zmq.ROUTING_ID, name + b"\0" + secrets.token_bytes(16))
-            if "[" in rest:
-                self._socket.setsockopt(zmq.IPV6, 1)
-            if keys is not None:
-                check_key("public key", keys.own.public)
-                check_key("secret key", keys.own.secret)
-                check_key("listener's public key", keys.server_public)
-                self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
-                self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
-                self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server_public.encode())
+            introduce(self._socket, name, keys, ipv6="[" in rest)
             watched = _FAILED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
             watched |= zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
             self._monitor = _monitor(self._context, self._socket, watched)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -94,6 +96,12 @@ class Toy(Worker):
     def boom(self, rank: int, kind: str = "ValueError") -> int:
         if self.rank == rank:
             raise make_error(kind)
+        return self.rank
+
+    @register
+    def boom_on(self, ranks: list[int], kinds: list[str] | None = None) -> int:
+        if self.rank in ranks:
+            raise make_error(kinds[self.rank] if kinds else "ValueError")
         return self.rank
 
     @register
@@ -248,6 +256,12 @@ class HangsInBuild(Worker):
             threading.Event().wait(60)
 
 
+class StopsInBuild(Worker):
+    def __init__(self, rank: int) -> None:
+        if self.rank == rank:
+            die("SIGSTOP")
+
+
 class DiesInBuild(Worker):
     def __init__(self) -> None:
         os._exit(17)
@@ -308,3 +322,89 @@ def wait_for(path: str, within_s: float = 60.0) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(path)
         threading.Event().wait(0.005)
+
+
+class Slow(Worker):
+    """Takes its time, in ways that look like a death to a careless watcher."""
+
+    @register
+    def hold_the_lock(self, seconds: float) -> int:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # PyDLL keeps the interpreter lock
+        return self.rank
+
+    @register
+    def rest(self, seconds: float) -> int:
+        threading.Event().wait(seconds)
+        return self.rank
+
+    @register
+    def size(self, data: bytes) -> int:
+        return len(data)
+
+
+class Meeting(Worker):
+    """All ranks but the absent one wait in a gloo collective for it."""
+
+    @register
+    def join(self) -> int:
+        """Make the process group, and all its connections."""
+        import torch
+        import torch.distributed as dist
+
+        self.init_process_group()
+        dist.all_reduce(torch.ones(1))
+        return os.getpid()
+
+    @register
+    def reduce(self, folder: str, absent: int, how: str = "") -> float:
+        """Reduce; the absent rank waits until the others are about to, then ends as ``how`` says, or never comes."""
+        import torch
+        import torch.distributed as dist
+
+        if self.rank == absent:
+            for rank in set(range(self.world_size)) - {absent}:
+                wait_for(f"{folder}/{rank}")
+            if how == "raise":
+                raise ValueError("the reason why nobody else gets on")
+            if how == "ignore":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                open(f"{folder}/{absent}", "w").close()
+                wait_for(f"{folder}/never")
+            die(how)
+        with open(f"{folder}/{self.rank}", "w"):
+            pass
+        value = torch.ones(1)
+        dist.all_reduce(value)
+        return float(value)
+
+
+class Hungry(Worker):
+    """Asks for more memory than it may have."""
+
+    @register
+    def eat(self, rank: int, num_bytes: int) -> int:
+        if self.rank != rank:
+            return 0
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm") as statm:
+            used_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used_bytes + num_bytes // 2, limits[1]))
+        try:
+            return len(bytes(num_bytes))
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+class Stubborn(Worker):
+    """Notes that it is there, and that it has been told to end, and does not end."""
+
+    def __init__(self, folder: str, *, hang: bool) -> None:
+        self.folder = folder
+        signal.signal(signal.SIGTERM, lambda *_: open(f"{folder}/told", "w").close())
+        if hang:
+            self.wait()
+
+    @register
+    def wait(self) -> None:
+        open(f"{self.folder}/there", "w").close()
+        wait_for(f"{self.folder}/never")

@@ -96,7 +96,7 @@ def test_what_a_thread_cannot_have_is_refused(inproc: Controller) -> None:
 
 
 def test_a_constructor_that_fails_is_told_with_its_traceback(inproc: Controller) -> None:
-    with pytest.raises(StartError, match=r"ranks \[1\].*RuntimeError: no such weights: /nowhere(.|\n)*in __init__"):
+    with pytest.raises(StartError, match=r"rank 1 .*RuntimeError: no such weights: /nowhere(.|\n)*in __init__"):
         WorkerGroup(ResourcePool([2]), FailsToBuild, name="failing")
     wait_until_ended("failing")
 

@@ -44,26 +44,41 @@ def test_p42_the_quick_start_runs_without_a_gpu(tmp_path: Path) -> None:
     assert 0.44 <= summary["heldout_accuracy"]["start"] <= 0.56
 
 
-@pytest.mark.parametrize(("number", "save_freq"), [(signal.SIGTERM, 1), (signal.SIGHUP, -1)])
-def test_a_signal_ends_a_run_in_order_and_says_how_to_go_on(tmp_path: Path, number: int, save_freq: int) -> None:
-    run_dir = tmp_path / "run"
+def _start(tmp_path: Path, save_freq: int) -> subprocess.Popen[str]:
+    """Start a training without end, in ``tmp_path/run``."""
     settings = [
         "trainer.total_training_steps=100000",
         f"trainer.save_freq={save_freq}",
         "trainer.val_before_train=false",
     ]
-    running = subprocess.Popen(
-        [sys.executable, "-u", "-m", "rpcrl.cli.main", "launch", "--run-dir", str(run_dir), *settings],
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "rpcrl.cli.main", "launch", "--run-dir", str(tmp_path / "run"), *settings],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def _read_up_to(running: subprocess.Popen[str], start: str) -> None:
     assert running.stdout is not None
     for line in running.stdout:
-        if line.startswith("step 1/"):
-            break
+        if line.startswith(start):
+            return
+    pytest.fail(f"the run has ended: {running.communicate()}")
+
+
+@pytest.mark.parametrize(
+    ("number", "save_freq"),
+    [(signal.SIGTERM, 1), (signal.SIGHUP, -1), pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow)],
+)
+def test_p24_p25_a_signal_ends_a_run_in_order_and_says_how_to_go_on(
+    tmp_path: Path, number: int, save_freq: int
+) -> None:
+    run_dir = tmp_path / "run"
+    running = _start(tmp_path, save_freq)
+    _read_up_to(running, "step 1/")
     running.send_signal(number)
     _, told = running.communicate(timeout=60)
     assert running.returncode == 128 + number, told
@@ -73,6 +88,33 @@ def test_a_signal_ends_a_run_in_order_and_says_how_to_go_on(tmp_path: Path, numb
         assert f"rpcrl launch --config {run_dir}/config.yaml --run-dir {run_dir} --resume" in told
     else:
         assert "there is no checkpoint to go on from: trainer.save_freq=-1 writes only the final one" in told
+
+
+def test_p25_ctrl_c_while_a_run_starts(tmp_path: Path) -> None:
+    running = _start(tmp_path, -1)
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("run/logs/*rank*.log")):
+        assert time.monotonic() < until, running.poll()
+        os.sched_yield()
+    running.send_signal(signal.SIGINT)
+    sent_at = time.monotonic()
+    out, told = running.communicate(timeout=60)
+    assert running.returncode == 130, told
+    assert time.monotonic() - sent_at < 8.0
+    assert "interrupted" in told
+    assert "step 1/" not in out
+
+
+@pytest.mark.slow
+def test_p25_ctrl_c_twice_ends_a_run_at_once(tmp_path: Path) -> None:
+    running = _start(tmp_path, -1)
+    _read_up_to(running, "step 1/")
+    running.send_signal(signal.SIGINT)
+    running.send_signal(signal.SIGINT)
+    sent_at = time.monotonic()
+    _, told = running.communicate(timeout=60)
+    assert running.returncode in (130, -signal.SIGINT), told
+    assert time.monotonic() - sent_at < 5.0
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def test_p07_a_constructor_that_raises_is_reported_with_its_traceback(controller
     with pytest.raises(StartError) as caught:
         WorkerGroup(ResourcePool([3]), FailsToBuild, [1, 2])
     text = str(caught.value)
-    assert "ranks [1, 2]" in text
+    assert "ranks 1–2" in text
     assert "no such weights: /nowhere" in text
     assert "in __init__" in text
 
@@ -146,7 +146,7 @@ def test_p07_a_module_that_cannot_be_imported_is_reported(controller: Controller
     with pytest.raises(StartError, match=r"libmissing\.so\.7") as caught:
         WorkerGroup(ResourcePool([2]), Model)
     assert time.monotonic() - started < 20
-    assert "ranks [0, 1]" in str(caught.value)
+    assert "ranks 0–1" in str(caught.value)
     assert "breaks_on_workers.py" in str(caught.value)
 
 
