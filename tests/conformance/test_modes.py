@@ -330,10 +330,10 @@ def test_p52_ranks_whose_result_nobody_collects_keep_none(group: WorkerGroup[Any
     used: list[list[int]] = []
     for call in range(200):
         result = getattr(group, name)(*args)
-        if call in (50, 199):
+        if call in (9, 199):  # early: what a worker keeps of its replies is bounded, at 64 MiB
             used.append([psutil.Process(pid).memory_info().rss for pid in pids[1:]])
     values = result.non_tensor_batch["x"] if name == "mebibyte" else result
     assert values.nbytes == 1 << 20
     assert values.max() == 0.0
     growth = [(after - before) / 2**20 for before, after in zip(*used, strict=True)]
-    assert max(growth) < 20, f"MiB by rank: {growth}; 150 results of 1 MiB were made meanwhile"
+    assert max(growth) < 20, f"MiB by rank: {growth}; 190 results of 1 MiB were made meanwhile"
