@@ -35,6 +35,8 @@ ALLOWED_COMMANDS = ("torch_shm_manager", "multiprocessing.resource_tracker", "mu
 ALLOWED_FILES = ("/dev/urandom", "/dev/random", "/dev/nvidia", "/dev/tty", "/proc/driver/nvidia")
 ALLOWED_TEMPORARY = ("torchinductor_", "pytest-of-", "rpcrl-logs-")
 """Caches of torch, folders of pytest, and the logs of workers, which outlive their run on purpose."""
+RUN_FILE = re.compile(r"(rpcrl-.+?)-(?:budget|[0-9a-f]{16}-(?:b?[0-9]+|here|here\.new))$")
+"""Files of a run in shared memory: its budget, and segments, boards and the sign of each process."""
 FOREIGN_THREADS = "ZMQbg"
 """Name under which libzmq runs its own threads: one left over is a context that nobody closed."""
 
@@ -85,7 +87,7 @@ def leaks(before: State, temporary: Path, token: str) -> list[str]:
     found += [
         f"shared memory /dev/shm/{name}"
         for name in sorted(now.shared_memory - before.shared_memory)
-        if not _held_by_others(f"/dev/shm/{name}", token)
+        if not _is_of_an_open_run(name, before, now) and not _held_by_others(_budget_of(name), token)
     ]
     found += [
         f"temporary file {temporary / name}"
@@ -229,6 +231,18 @@ def _environment_leaks(before: dict[str, str], now: dict[str, str]) -> list[str]
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name) and not name.startswith(ALLOWED_ENVIRONMENT)
     ]
+
+
+def _budget_of(name: str) -> str:
+    """Return the path of the file that a run's processes all have mapped; any other file stands for itself."""
+    match = RUN_FILE.match(name)
+    return f"/dev/shm/{match[1]}-budget" if match else f"/dev/shm/{name}"
+
+
+def _is_of_an_open_run(name: str, before: State, now: State) -> bool:
+    """Tell whether this belongs to a run that several tests share, and that was open before: its end removes it."""
+    budget = Path(_budget_of(name)).name
+    return budget != name and budget in before.shared_memory and budget in now.shared_memory
 
 
 def _held_by_others(path: str, token: str) -> bool:

@@ -15,28 +15,30 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rpcrl.errors import ClosedError, RpcrlError, StartError, UsageError, WorkerExit
-from rpcrl.leftovers import create_run_dir, remove_run_dir, sweep_stale_runs
+from rpcrl.leftovers import create_run_dir, remove_run_dir, remove_shared_memory, sweep_stale_runs
 from rpcrl.runtime.agent_process import AgentProcess
 from rpcrl.runtime.bookings import Bookings
 from rpcrl.runtime.caller import Part
 from rpcrl.runtime.console import Console
 from rpcrl.runtime.deferred import Deferred
-from rpcrl.runtime.hub import AGENT, Hub
+from rpcrl.runtime.hub import AGENT, CALLER, Hub
 from rpcrl.runtime.lease import read_references_here
 from rpcrl.runtime.main_module import class_path, describe_main
 from rpcrl.runtime.membership import Group, Member
 from rpcrl.runtime.pulse import PulseWatch
 from rpcrl.runtime.run_logs import log_parent, note_workers, open_log_dir
+from rpcrl.runtime.sharing import place
 from rpcrl.runtime.silence import why_stopped
 from rpcrl.runtime.thread_agent import ThreadAgent, unsupported
-from rpcrl.runtime.worker import in_worker
+from rpcrl.runtime.worker import refuse_in_worker
+from rpcrl.shm.exchange import open_exchange
 from rpcrl.topology import ResourcePool
 from rpcrl.transport.base import KeyPair, Listener
 from rpcrl.transport.keys import new_key_pair
 from rpcrl.transport.open import listen
 from rpcrl.wire.codec import encode
 from rpcrl.wire.imports import MAIN, ImportPolicy
-from rpcrl.wire.messages import StartWorkers, WorkerStart
+from rpcrl.wire.messages import Encoded, StartWorkers, WorkerStart
 
 if TYPE_CHECKING:
     from rpcrl.runtime.future import PendingReplies
@@ -85,6 +87,8 @@ class Controller:
     ``start_timeout_s``: bound for a group's processes to start and build their roles.
     ``heartbeat_s``: a worker that is there and does not run (stopped, frozen, cut off) is given up within three of
     these; a long method or a large message is no silence. None watches for exits alone, e.g. under a debugger.
+    ``shared_memory_bytes``: what all processes of the run on this host may use of /dev/shm together; None is half of
+    what is free there, 0 sends everything through sockets.
 
     Raises UsageError inside a worker process, StartError if the agent does not come up.
     """
@@ -99,14 +103,17 @@ class Controller:
         allow_imports: Sequence[str] = (),
         start_timeout_s: float = 120.0,
         heartbeat_s: float | None = 2.0,
+        shared_memory_bytes: int | None = None,
     ) -> None:
-        _refuse_in_worker()
+        refuse_in_worker()
         if transport not in ("ipc", "tcp", "inproc"):
             raise UsageError(f"Controller(transport={transport!r}) must be 'ipc', 'tcp' or 'inproc'")
         if console not in ("default", "all", "off"):
             raise UsageError(f"Controller(console={console!r}) must be 'default', 'all' or 'off'")
         if heartbeat_s is not None and heartbeat_s < MIN_HEARTBEAT_S:
             raise UsageError(f"Controller(heartbeat_s={heartbeat_s!r}) must be at least {MIN_HEARTBEAT_S}, or None")
+        if shared_memory_bytes is not None and shared_memory_bytes < 0:
+            raise UsageError(f"Controller(shared_memory_bytes={shared_memory_bytes}) must be 0 or more, or None")
         self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         self.start_timeout_s = start_timeout_s
         self._owner_pid = os.getpid()
@@ -139,7 +146,9 @@ class Controller:
         self.address = listener.address
         self.worker_address = listener.address
         """Where new workers connect: ``address``, unless something is put in between."""
-        self._hub = Hub(listener, self._console)
+        self._shared_memory_bytes = 0 if self._in_process else shared_memory_bytes
+        self._exchange = open_exchange(self.run_id, CALLER, self._shared_memory_bytes)
+        self._hub = Hub(listener, self._console, self._exchange)
         if console != "off" and not self._in_process:
             told = f"run {self.run_id}; complete output of the workers: {self.log_dir} (`rpcrl logs` shows it)"
             self._console.write("[rpcrl]", (told,), str(self.log_dir))
@@ -203,6 +212,9 @@ class Controller:
             self._pulse.close()
         self._hub.stop()
         self._deferred.close()
+        if self._exchange is not None:
+            self._exchange.close()
+            remove_shared_memory(self.run_id)
         self._console.close()
         atexit.unregister(self.close)
         if self in _open:
@@ -323,6 +335,10 @@ class Controller:
         """Run ``work``, which may wait for calls, in a thread of its own soon."""
         self._deferred.run(work)
 
+    def place(self, payload: Encoded, receivers: Sequence[str]) -> Encoded:
+        """Put large buffers into shared memory, for receivers that see it; see ``Router.place``."""
+        return place(self._exchange, payload, receivers)
+
     def cancel(self, pending: PendingReplies) -> None:
         """Give a call up."""
         self._hub.post(lambda: self._hub.cancel(pending))
@@ -378,6 +394,7 @@ class Controller:
             "keys": self._worker_keys.pop(member.identity, None),
             "pulse": None if self._pulse is None else self._pulse.address,
             "handshake_s": self.start_timeout_s,
+            "shared_memory_bytes": 0 if self._exchange is None else self._shared_memory_bytes,
         }
         return json.dumps(bootstrap).encode()
 
@@ -428,13 +445,4 @@ class Controller:
                 "handshake_s": self.start_timeout_s,
             },
             on_exit=gone,
-        )
-
-
-def _refuse_in_worker() -> None:
-    if in_worker():
-        raise UsageError(
-            "Controller() was called inside a worker process. A worker loads the driver's script once to find its "
-            "classes, so the script must not start a run at its top level: put the part that runs under\n\n"
-            '    if __name__ == "__main__":\n        main()\n'
         )

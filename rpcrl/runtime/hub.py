@@ -28,8 +28,11 @@ from rpcrl.runtime.future import PendingReplies
 from rpcrl.runtime.introductions import Introductions
 from rpcrl.runtime.io_thread import IoThread
 from rpcrl.runtime.membership import Group, GroupState, Membership, MemberState
+from rpcrl.runtime.sharing import place, sharing
 from rpcrl.runtime.silence import look_at
-from rpcrl.transport.base import Frame, Listener
+from rpcrl.shm.buffers import Buffer
+from rpcrl.shm.exchange import Exchange
+from rpcrl.transport.base import ManyPeers
 from rpcrl.wire.frames import from_frames, to_frames
 from rpcrl.wire.messages import (
     AllowImports,
@@ -78,8 +81,9 @@ class _Starting:
 class Hub:
     """Runs the I/O thread of one controller."""
 
-    def __init__(self, listener: Listener, console: Console) -> None:
-        self._listener = listener
+    def __init__(self, listener: ManyPeers, console: Console, exchange: Exchange | None = None) -> None:
+        self._listener = sharing(listener, exchange)
+        self._exchange = exchange
         self._console = console
         self._membership = Membership()
         self._caller = Caller(CALLER, self._send, self._seat_of)
@@ -89,7 +93,7 @@ class Hub:
         self._agent_lost = ""
         self._stopped = False
         self.agent_ready: concurrent.futures.Future[Hello] = concurrent.futures.Future()
-        self._io = IoThread(listener, self, name="rpcrl-controller")
+        self._io = IoThread(self._listener, self, name="rpcrl-controller")
         self._io.start()
 
     # -- any thread --------------------------------------------------------------------------------------------------
@@ -230,7 +234,7 @@ class Hub:
             logger.debug("%s to %s waits: %s", type(message).__name__, peer, error)
             self._io.after(RETRY_SEND_S, lambda: self._insist(peer, message))
 
-    def take(self, peer: str, frames: Sequence[Frame]) -> None:
+    def take(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Take a message of the agent or of a worker."""
         try:
             message = from_frames(frames)
@@ -288,9 +292,10 @@ class Hub:
         if group is None or group.name not in self._starting:
             return
         starting = self._starting[group.name]
+        welcome = place(self._exchange, starting.welcome, group.identities)
         environment = {"MASTER_ADDR": starting.address, "MASTER_PORT": str(group.members[0].master_port)}
         for identity in group.identities:
-            self._insist(identity, Welcome(environment, starting.welcome))
+            self._insist(identity, Welcome(environment, welcome))
 
     def _take_ready(self, peer: str) -> None:
         group = self._membership.on_ready(peer)
@@ -328,6 +333,8 @@ class Hub:
         if group is None:
             return
         self._introductions.gone(exited.identity)
+        if self._exchange is not None:
+            self._exchange.gone(exited.identity, remove=True)
         if group.state is GroupState.CLOSING:
             self._finish_closing(group)
             return

@@ -14,7 +14,8 @@ from typing import Protocol
 from rpcrl.logs import get_logger
 from rpcrl.runtime.commands import Commands
 from rpcrl.runtime.threads import new_thread
-from rpcrl.transport.base import Frame, ManyPeers
+from rpcrl.shm.buffers import Buffer
+from rpcrl.transport.base import ManyPeers
 
 __all__ = ["Handler", "IoThread", "leave_signals_to_main"]
 
@@ -28,7 +29,7 @@ logger = get_logger(__name__)
 class Handler(Protocol):
     """What the thread works for; all of it is called in the thread."""
 
-    def take(self, peer: str, frames: Sequence[Frame]) -> None:
+    def take(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Take a message."""
         ...
 
@@ -104,7 +105,7 @@ class IoThread:
             self._commands.end()
             self._end.close()
 
-    def _take_messages(self, received: tuple[str, list[Frame]] | None) -> None:
+    def _take_messages(self, received: tuple[str, Sequence[Buffer]] | None) -> None:
         for _ in range(MESSAGES_PER_TURN):
             if received is None:
                 return

@@ -155,7 +155,7 @@ class Line:
         """Tell the worker: without this thread nobody would hear from it by this line."""
         self._work.lost(error)
 
-    def take(self, peer: str, frames: Sequence[Frame]) -> None:
+    def take(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Take a message."""
         try:
             message = from_frames(frames)

@@ -19,12 +19,15 @@ from rpcrl.runtime.future import PendingReplies
 from rpcrl.runtime.io_thread import IoThread
 from rpcrl.runtime.line import Line
 from rpcrl.runtime.serve import CallServer
-from rpcrl.transport.base import Dialer, Frame, KeyPair
+from rpcrl.runtime.sharing import place, sharing
+from rpcrl.shm.buffers import Buffer
+from rpcrl.transport.base import Dialer, KeyPair, ManyPeers
 from rpcrl.transport.keys import AllowList
 from rpcrl.transport.open import dialer, listen
 from rpcrl.wire.frames import from_frames, to_frames
 from rpcrl.wire.imports import ImportPolicy
 from rpcrl.wire.messages import (
+    Encoded,
     ExpectPeer,
     Failure,
     ForgetPeer,
@@ -98,6 +101,10 @@ class Peers:
         calls = self._outgoing()
         calls.post(lambda: calls.call(group, role, method, parts, pending))
 
+    def place(self, payload: Encoded, receivers: Sequence[str]) -> Encoded:
+        """Put large buffers into shared memory, for receivers that see it."""
+        return place(self._server.exchange, payload, receivers)
+
     def cancel(self, pending: PendingReplies) -> None:
         """Give a call up."""
         calls = self._outgoing()
@@ -141,7 +148,8 @@ class Peers:
         if self._line is None:
             end = listen(self._me.address, keys=keys, allowed=self._allowed if keys is not None else None)
             self._address = end.address
-            line = Line(end, self._server, incarnation=self._me.incarnation, name="rpcrl-peers", patient=False)
+            shared = sharing(end, self._server.exchange)
+            line = Line(shared, self._server, incarnation=self._me.incarnation, name="rpcrl-peers", patient=False)
             line.start()
             with self._lock:
                 self._line = line
@@ -152,7 +160,7 @@ class Peers:
             if self._calls is None:
                 scheme = self._me.address.partition("://")[0]
                 end = dialer(scheme, identity=self._me.identity, keys=self._me.keys)
-                self._calls = _PeerCalls(end, self._me.identity, self._server.post)
+                self._calls = _PeerCalls(end, sharing(end, self._server.exchange), self._me.identity, self._server.post)
             return self._calls
 
 
@@ -169,7 +177,10 @@ class _Acquaintance:
 class _PeerCalls:
     """Outgoing calls to peers; its thread owns the dialer."""
 
-    def __init__(self, end: Dialer, identity: str, tell_controller: Callable[[Message], None]) -> None:
+    def __init__(
+        self, dialer: Dialer, end: ManyPeers, identity: str, tell_controller: Callable[[Message], None]
+    ) -> None:
+        self._dialer = dialer
         self._end = end
         self._tell_controller = tell_controller
         self._caller = Caller(identity, self._send, self._seat_of)
@@ -217,7 +228,7 @@ class _PeerCalls:
         for member in message.members:
             self._seats[member.identity] = Seat(message.group, member.rank)
             self._caller.add_peer(member.identity, member.incarnation)
-            self._end.dial(member.identity, member.address, server_public=member.public_key or None)
+            self._dialer.dial(member.identity, member.address, server_public=member.public_key or None)
         waiting, known.waiting = known.waiting, []
         for role, method, parts, pending in waiting:
             self._caller.call(role, method, parts, pending)
@@ -226,7 +237,7 @@ class _PeerCalls:
         known.ended = ended
         self._caller.drop(known.identities, lambda during: _reason(ended, during))
         for identity in known.identities:
-            self._end.hang_up(identity)
+            self._dialer.hang_up(identity)
             self._seats.pop(identity, None)
         waiting, known.waiting = known.waiting, []
         for _, _, _, pending in waiting:
@@ -241,7 +252,7 @@ class _PeerCalls:
 
     # -- the thread's calls ------------------------------------------------------------------------------------------
 
-    def take(self, peer: str, frames: Sequence[Frame]) -> None:
+    def take(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Take what a peer says about a call."""
         try:
             message = from_frames(frames)

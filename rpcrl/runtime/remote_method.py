@@ -118,15 +118,18 @@ class RemoteMethod(Generic[P, Value, Called]):
     def _encode(self, dispatched: Dispatched, *, snapshot: bool, keep_from_bytes: int | None) -> list[Part]:
         imports = self._group.router.imports
         encoded: dict[int, Encoded] = {}
+        count = len(dispatched.per_rank)
+        identities = self._group.identities[self._rank or 0 :][:count]
         for arguments in dispatched.per_rank:
             if id(arguments) not in encoded:
                 name = self._shape.name
                 value = encode(
                     (arguments.args, dict(arguments.kwargs)), path=(f"{name} args", f"{name} kwargs"), imports=imports
                 )
+                shares = zip(identities, dispatched.per_rank, strict=True)
+                receivers = [identity for identity, share in shares if share is arguments]
+                value = self._group.router.place(value, receivers)
                 encoded[id(arguments)] = value.own_copy() if snapshot else value
-        count = len(dispatched.per_rank)
-        identities = self._group.identities[self._rank or 0 :][:count]
         mesh = self._mode.mesh_name
         wanted = (True,) * count if mesh is None else self._group.mesh(mesh).collects
         return [

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rpcrl.runtime.caller import Part
     from rpcrl.runtime.future import PendingReplies
     from rpcrl.wire.imports import ImportPolicy
+    from rpcrl.wire.messages import Encoded
 
 __all__ = ["Router"]
 
@@ -36,6 +37,10 @@ class Router(Protocol):
 
     def defer(self, work: Callable[[], None]) -> None:
         """Run ``work``, which may wait for calls, in a thread of its own soon."""
+        ...
+
+    def place(self, payload: Encoded, receivers: Sequence[str]) -> Encoded:
+        """Put large buffers into shared memory, for receivers that see it: they are copied when this returns."""
         ...
 
     def cancel(self, pending: PendingReplies) -> None:

@@ -22,8 +22,10 @@ from rpcrl.runtime.gate import RoleGate
 from rpcrl.runtime.io_thread import leave_signals_to_main
 from rpcrl.runtime.lease import is_reference, materialize
 from rpcrl.runtime.line import Job, Line, OnePeer
+from rpcrl.runtime.sharing import place, sharing
 from rpcrl.runtime.store import STORE, Store, is_keepable, num_bytes
 from rpcrl.runtime.threads import new_thread
+from rpcrl.shm.exchange import Exchange
 from rpcrl.transport.base import Connection
 from rpcrl.wire.codec import decode, encode
 from rpcrl.wire.failures import describe
@@ -51,8 +53,15 @@ class CallServer:
     """Serves the calls that arrive at one worker."""
 
     def __init__(
-        self, connection: Connection, imports: ImportPolicy, *, incarnation: str, store: Store | None = None
+        self,
+        connection: Connection,
+        imports: ImportPolicy,
+        *,
+        incarnation: str,
+        store: Store | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
+        self.exchange = exchange
         self.imports = imports
         self._store = store if store is not None else Store()
         self._reads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -69,7 +78,8 @@ class CallServer:
         """Why a line has ended; None while all work, and after an orderly end."""
         self.on_peers: Callable[[Message], None] = _refuse
         """Takes the controller's messages about other workers."""
-        self._line = Line(OnePeer(connection), self, incarnation=incarnation, name="rpcrl-io", patient=True)
+        end = sharing(OnePeer(connection), exchange)
+        self._line = Line(end, self, incarnation=incarnation, name="rpcrl-io", patient=True)
 
     # -- main thread -------------------------------------------------------------------------------------------------
 
@@ -166,6 +176,7 @@ class CallServer:
             number, shown = self._keep(job, value)
             payload = encode(shown, path="return value", imports=self.imports)
             # A copy, made before the next method runs: that one may change the tensors which this one returned.
+            payload = place(self.exchange, payload, [job.caller])
             reply = Result(job.call.call_id, payload if number else payload.own_copy(), number)
         except Exception as refused:
             _fail(job, "unencodable", refused)
@@ -234,15 +245,18 @@ class CallServer:
     def _serve_reads(self) -> None:
         leave_signals_to_main()
         while (job := self._reads.get()) is not None:
-            try:
-                if callable_method(Store, job.call.method) is None:
-                    raise UnknownMethodError(f"a store has no method {job.call.method!r}")
-                args, kwargs = self._arguments(job)
-                # No copy: what is kept is never changed.
-                rows = encode(getattr(self._store, job.call.method)(*args, **kwargs), imports=self.imports)
-                job.answer(Result(job.call.call_id, rows))
-            except Exception as error:
-                _fail(job, "raised", error)
+            self._answer_read(job)
+
+    def _answer_read(self, job: Job) -> None:
+        try:
+            if callable_method(Store, job.call.method) is None:
+                raise UnknownMethodError(f"a store has no method {job.call.method!r}")
+            args, kwargs = self._arguments(job)
+            # No copy of what stays outside of shared memory: what is kept is never changed.
+            rows = encode(getattr(self._store, job.call.method)(*args, **kwargs), imports=self.imports)
+            job.answer(Result(job.call.call_id, place(self.exchange, rows, [job.caller])))
+        except Exception as error:
+            _fail(job, "raised", error)
 
     def _cancel_all(self) -> None:
         for task in self._tasks.values():

@@ -23,7 +23,7 @@ from rpcrl.runtime.line import OnePeer
 from rpcrl.runtime.serve import CallServer
 from rpcrl.runtime.worker import WorkerContext, enter_context
 from rpcrl.runtime.worker_life import live
-from rpcrl.transport.base import Frame
+from rpcrl.shm.buffers import Buffer
 from rpcrl.transport.open import connect
 from rpcrl.version import __version__
 from rpcrl.wire.frames import from_frames, to_frames
@@ -142,7 +142,7 @@ class ThreadAgent:
 
     # -- I/O thread --------------------------------------------------------------------------------------------------
 
-    def take(self, peer: str, frames: Sequence[Frame]) -> None:
+    def take(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Take a message of the controller."""
         try:
             message = from_frames(frames)

@@ -14,7 +14,7 @@ from rpcrl.runtime.store import Store
 if TYPE_CHECKING:
     from rpcrl.runtime.router import Router
 
-__all__ = ["Worker", "WorkerContext", "context", "enter_context", "in_worker", "set_context"]
+__all__ = ["Worker", "WorkerContext", "context", "enter_context", "in_worker", "refuse_in_worker", "set_context"]
 
 
 @dataclass
@@ -62,6 +62,16 @@ def enter_context(value: WorkerContext) -> None:
 def in_worker() -> bool:
     """Tell whether this process, or this thread, is a worker that rpcrl started."""
     return _of_thread.get() is not None or _context is not None or env.get(env.BOOTSTRAP_FD) is not None
+
+
+def refuse_in_worker() -> None:
+    """Raise UsageError inside a worker: it has no controller, and loads the script of the one that it belongs to."""
+    if in_worker():
+        raise UsageError(
+            "Controller() was called inside a worker process. A worker loads the driver's script once to find its "
+            "classes, so the script must not start a run at its top level: put the part that runs under\n\n"
+            '    if __name__ == "__main__":\n        main()\n'
+        )
 
 
 def context() -> WorkerContext:

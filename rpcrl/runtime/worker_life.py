@@ -19,6 +19,7 @@ from rpcrl.runtime.main_module import find_class
 from rpcrl.runtime.peers import Me, Peers, listening_address
 from rpcrl.runtime.serve import CallServer, Terminated
 from rpcrl.runtime.worker import WorkerContext
+from rpcrl.shm.exchange import open_exchange
 from rpcrl.transport.base import ClientKeys, Connection, KeyPair, Limits
 from rpcrl.transport.open import connect
 from rpcrl.version import __version__
@@ -39,7 +40,10 @@ def live(
     """
     connection = _connect(bootstrap)
     imports = ImportPolicy(tuple(bootstrap["allow_imports"]))
-    server = CallServer(connection, imports, incarnation=bootstrap["incarnation"], store=context.store)
+    exchange = open_exchange(bootstrap["run_id"], bootstrap["identity"], bootstrap["shared_memory_bytes"])
+    server = CallServer(
+        connection, imports, incarnation=bootstrap["incarnation"], store=context.store, exchange=exchange
+    )
     peers = Peers(server, _me(bootstrap))
     context.router = peers
     server.on_peers = peers.take

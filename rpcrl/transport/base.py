@@ -82,7 +82,7 @@ class ManyPeers(Protocol):
         """
         ...
 
-    def receive(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
+    def receive(self, timeout_s: float | None) -> tuple[str, Sequence[Buffer]] | None:
         """Return the next ``(peer, frames)``; when there is none, None after ``timeout_s`` or after ``wake``.
 
         The frames are the caller's own.
@@ -106,6 +106,10 @@ class Listener(ManyPeers, Protocol):
         """Where peers connect, with the real port."""
         ...
 
+    def receive(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
+        """Return the next ``(peer, frames)`` as ``ManyPeers.receive`` does; all frames came by the socket."""
+        ...
+
 
 class Dialer(ManyPeers, Protocol):
     """Connecting end with many listeners, each known by the name that this side gave it."""
@@ -119,6 +123,10 @@ class Dialer(ManyPeers, Protocol):
 
     def hang_up(self, peer: str) -> None:
         """Give a listener up; unsent messages to it are dropped. Nothing happens if it was not dialled."""
+        ...
+
+    def receive(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
+        """Return the next ``(peer, frames)`` as ``ManyPeers.receive`` does; all frames came by the socket."""
         ...
 
 

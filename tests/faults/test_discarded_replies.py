@@ -33,7 +33,7 @@ class Counting(Worker):
 
 def test_a_lost_reply_over_the_bound_is_reported_and_the_method_runs_once(tmp_path: Path) -> None:
     with (
-        Controller(log_dir=tmp_path / "logs", console="off") as controller,
+        Controller(log_dir=tmp_path / "logs", console="off", shared_memory_bytes=0) as controller,
         FaultProxy(controller.address, f"ipc://{controller._run_dir}/proxy.sock") as proxy,
     ):
         controller.worker_address = proxy.address
@@ -44,4 +44,18 @@ def test_a_lost_reply_over_the_bound_is_reported_and_the_method_runs_once(tmp_pa
         assert lost.num_matched == 1
         assert group.calls() == 1
         assert len(group.grow(MAX_BYTES + 1)) == MAX_BYTES + 1, "a reply that is not lost may be of any size"
+        group.close()
+
+
+def test_a_lost_reply_in_shared_memory_is_kept_whatever_its_size(tmp_path: Path) -> None:
+    with (
+        Controller(log_dir=tmp_path / "logs", console="off") as controller,
+        FaultProxy(controller.address, f"ipc://{controller._run_dir}/proxy.sock") as proxy,
+    ):
+        controller.worker_address = proxy.address
+        group = WorkerGroup(ResourcePool([1]), Counting)
+        lost = proxy.drop(lambda message: isinstance(message, Result), count=1)
+        assert group.grow.submit(MAX_BYTES + 1).result(timeout_s=30) == bytes(MAX_BYTES + 1)
+        assert lost.num_matched == 1
+        assert group.calls() == 1
         group.close()

@@ -120,6 +120,24 @@ def test_each_kind_of_leak_is_named(leak: Callable[[], AbstractContextManager[No
     assert leak_police.wait_until_clean(before, folder, token, within_s=5.0) == []
 
 
+def test_only_a_run_that_was_open_before_may_have_new_files_in_shared_memory() -> None:
+    folder, token = Path(tempfile.gettempdir()), os.environ[leak_police.TOKEN]
+    run = f"/dev/shm/rpcrl-police-{os.getpid()}"
+    budget, segment = Path(f"{run}-budget"), Path(f"{run}-{'0' * 16}-3")
+    closed = leak_police.look(folder)
+    try:
+        budget.write_bytes(b"x")
+        opened = leak_police.look(folder)
+        segment.write_bytes(b"x")
+        assert leak_police.leaks(opened, folder, token) == []
+        assert leak_police.leaks(closed, folder, token) == [f"shared memory {path}" for path in (segment, budget)]
+        budget.unlink()
+        assert leak_police.leaks(opened, folder, token) == [f"shared memory {segment}"]
+    finally:
+        segment.unlink(missing_ok=True)
+        budget.unlink(missing_ok=True)
+
+
 def test_a_leaking_test_fails_with_the_stack_of_the_thread(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     (tmp_path / "test_leaking.py").write_text(

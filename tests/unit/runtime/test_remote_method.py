@@ -33,6 +33,9 @@ class Silent:
     def call(self, group: str, role: str, method: str, parts: list[Any], pending: Any) -> None:
         self.parts += parts
 
+    def place(self, payload: Any, receivers: list[str]) -> Any:
+        return payload
+
     def cancel(self, pending: Any) -> None: ...
 
 
