@@ -21,7 +21,8 @@ from rpcrl.runtime.line import Line
 from rpcrl.runtime.serve import CallServer
 from rpcrl.runtime.sharing import place, sharing
 from rpcrl.shm.buffers import Buffer
-from rpcrl.transport.base import Dialer, KeyPair, ManyPeers
+from rpcrl.shm.exchange import Exchange
+from rpcrl.transport.base import Dialer, KeyPair
 from rpcrl.transport.keys import AllowList
 from rpcrl.transport.open import dialer, listen
 from rpcrl.wire.frames import from_frames, to_frames
@@ -160,7 +161,7 @@ class Peers:
             if self._calls is None:
                 scheme = self._me.address.partition("://")[0]
                 end = dialer(scheme, identity=self._me.identity, keys=self._me.keys)
-                self._calls = _PeerCalls(end, sharing(end, self._server.exchange), self._me.identity, self._server.post)
+                self._calls = _PeerCalls(end, self._me.identity, self._server.post, self._server.exchange)
             return self._calls
 
 
@@ -178,15 +179,19 @@ class _PeerCalls:
     """Outgoing calls to peers; its thread owns the dialer."""
 
     def __init__(
-        self, dialer: Dialer, end: ManyPeers, identity: str, tell_controller: Callable[[Message], None]
+        self,
+        dialer: Dialer,
+        identity: str,
+        tell_controller: Callable[[Message], None],
+        exchange: Exchange | None = None,
     ) -> None:
         self._dialer = dialer
-        self._end = end
+        self._end = sharing(dialer, exchange)
         self._tell_controller = tell_controller
         self._caller = Caller(identity, self._send, self._seat_of)
         self._seats: dict[str, Seat] = {}
         self._groups: dict[str, _Acquaintance] = {}
-        self._io = IoThread(end, self, name="rpcrl-peer-calls")
+        self._io = IoThread(self._end, self, name="rpcrl-peer-calls")
         self.post = self._io.post
         self._io.start()
 
