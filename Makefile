@@ -71,6 +71,7 @@ test-gpu: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_import.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/bench_dispatch.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/bench_shared_memory.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/bench_step.py $(BENCH_ARGS)
 
 clean:

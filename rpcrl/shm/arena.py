@@ -23,6 +23,7 @@ from rpcrl.shm.budget import Budget, free_bytes
 from rpcrl.shm.buffers import Buffer, Hold, Lent, Placed
 from rpcrl.shm.files import PAGE_BYTES, board_path, map_file, owner_tag, segment_path
 from rpcrl.shm.leases import BOARD_BYTES, GRACE_S, HELD, LEASES_PER_BOARD, MAX_BOARDS, RETURNED
+from rpcrl.traffic import count
 
 __all__ = ["ALIGN_BYTES", "MIN_SHARED_BYTES", "Arena", "Loan"]
 
@@ -123,6 +124,7 @@ class Arena:
                 _copy(part, view)
                 placed[position] = Placed(slot.number, offset, part.toreadonly(), hold)
                 self.shared_bytes += view.nbytes
+            count(shared_bytes=sum(view.nbytes for _, view in group))
         return tuple(placed)
 
     def _take_slot(self, num_bytes: int) -> _Slot | None:

@@ -32,6 +32,7 @@ from rpcrl.errors import (
 )
 from rpcrl.logs import get_logger
 from rpcrl.shm.buffers import Buffer, view_of
+from rpcrl.traffic import count
 from rpcrl.transport.addresses import check_identity, prepare_ipc_path, split_address
 from rpcrl.transport.base import Allowed, ClientKeys, Frame, KeyPair, Limits
 from rpcrl.transport.endpoint import Endpoint
@@ -93,6 +94,7 @@ class ZmqEndpoint(Endpoint):
         last = len(views) - 1
         for index, view in enumerate(views):
             self._socket.send(view, zmq.NOBLOCK | (zmq.SNDMORE if index < last else 0), copy=True)
+        count(sent_messages=1, sent_bytes=sum(view.nbytes for view in views))
 
     def _rest(self, more: bool) -> list[Frame]:
         """Receive the frames that follow; each is copied once, into memory that the decoder can hand on."""

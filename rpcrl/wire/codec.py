@@ -35,6 +35,7 @@ from typing import Any, TypeVar
 import msgpack
 
 from rpcrl.errors import DecodeError, EncodeError
+from rpcrl.traffic import count
 from rpcrl.wire.imports import ImportPolicy
 from rpcrl.wire.messages import Encoded
 from rpcrl.wire.references import write_other
@@ -67,6 +68,7 @@ def encode(value: object, *, path: str | tuple[str, ...] = "value", imports: Imp
     packer = msgpack.Packer(
         default=_big_int, strict_types=True, unicode_errors="surrogatepass", buf_size=1024, autoreset=True
     )
+    count(encodes=1)
     return Encoded(packer.pack(tree), tuple(encoder.buffers))
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from rpcrl.errors import WorkerExit
 from rpcrl.shm.buffers import Buffer, Lent, Placed, num_bytes
+from rpcrl.traffic import count
 
 __all__ = [
     "BUILD",
@@ -71,8 +72,9 @@ class Encoded:
 
     def own_copy(self) -> Encoded:
         """Return the same with buffers of its own: what was encoded may be changed from now on."""
-        own = (buffer if isinstance(buffer, Placed | Lent) else bytes(buffer) for buffer in self.buffers)
-        return Encoded(self.tree, tuple(own))
+        own = tuple(buffer if isinstance(buffer, Placed | Lent) else bytes(buffer) for buffer in self.buffers)
+        count(copied_bytes=sum(len(buffer) for buffer in own if isinstance(buffer, bytes)))
+        return Encoded(self.tree, own)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from weakref import WeakKeyDictionary
 from msgpack import ExtType
 
 from rpcrl.errors import DecodeError
-from rpcrl.shm.buffers import Buffer, Lent, view_of
+from rpcrl.shm.buffers import Buffer, Lent, num_bytes, view_of
+from rpcrl.traffic import count
 from rpcrl.wire.imports import ImportPolicy
 
 __all__ = [
@@ -344,7 +345,10 @@ class Decoder:
         buffer = self._buffers[reference]
         if type(buffer) is bytearray:
             return buffer
-        return buffer.take() if isinstance(buffer, Lent) else bytearray(view_of(buffer).cast("B"))
+        if isinstance(buffer, Lent):
+            return buffer.take()
+        count(copied_bytes=num_bytes(buffer))
+        return bytearray(view_of(buffer).cast("B"))
 
     def finish(self) -> None:
         """Check that nothing was left over."""

@@ -40,6 +40,16 @@ def test_dispatch_is_measured_beside_raw_zeromq(tmp_path: Path) -> None:
         assert (system, "scatter_gather", "touched") in measured
 
 
+def test_handing_over_a_buffer_is_measured_beside_a_copy_and_raw_zeromq(tmp_path: Path) -> None:
+    rows = _rows("bench_shared_memory.py", tmp_path)
+    measured = {(row["system"], row["case"], row["variant"]) for row in rows}
+    assert measured == {
+        (system, "hand over" if system != "memcpy" else "copy", variant)
+        for system in ("memcpy", "raw zmq", "rpcrl")
+        for variant in ("untouched", "touched")
+    }
+
+
 def test_start_up_is_measured(tmp_path: Path) -> None:
     cases = {row["case"] for row in _rows("bench_import.py", tmp_path)}
     assert {"start", "import rpcrl", "rpcrl --help"} <= cases
