@@ -1,8 +1,8 @@
 """What does it cost to hand a buffer to another process, next to one memcpy and to bare ZeroMQ in the same run?
 
 The buffer is put into the arena, a note goes to a process on the host by a Unix socket, that process maps it and
-answers. ``untouched``: it only maps. ``touched``: it reads every byte, as it also does of what ZeroMQ brings; the memcpy
-is followed by one read of the copy. No codec, no call: for those see ``bench_dispatch``.
+answers. ``untouched``: it only maps. ``touched``: it reads every byte, as it does of what ZeroMQ brings; the memcpy is
+followed by one read of the copy. No codec, no call: for those see ``bench_dispatch``.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ the next start does (``sweep_stale_runs``). What the run had in /dev/shm carries
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import shutil
 import signal
 import socket
 import stat
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +28,7 @@ from rpcrl import env
 from rpcrl.errors import UsageError
 
 __all__ = [
+    "BUDGET_OWNER_AT",
     "OWNER_FILE",
     "SHARED_MEMORY",
     "RunOwner",
@@ -33,7 +36,9 @@ __all__ = [
     "descendants",
     "find_processes",
     "find_stale_runs",
+    "find_stale_shared_memory",
     "machine_id",
+    "machine_number",
     "remove_run_dir",
     "remove_shared_memory",
     "run_lives",
@@ -48,6 +53,8 @@ OWNER_FILE = "owner.json"
 """Marks a directory as a run directory; without it nothing is ever removed."""
 
 SHARED_MEMORY = "/dev/shm"
+BUDGET_OWNER_AT = 64
+"""Where in a run's budget its driver is named: pid, start time, machine, as 64-bit numbers. A pid of 0: not known."""
 _PREFIX = "rpcrl-"
 _log = logging.getLogger(__name__)
 
@@ -70,6 +77,11 @@ def machine_id() -> str:
     """Return boot id and pid namespace: equal in two processes that see each other's pids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def machine_number() -> int:
+    """Return ``machine_id`` as a 64-bit number."""
+    return int.from_bytes(hashlib.sha256(machine_id().encode()).digest()[:8], "little")
 
 
 def start_ticks(pid: int) -> int | None:
@@ -320,6 +332,28 @@ def run_lives(run_id: str) -> bool:
     return owner is not None and not _is_dead(owner)
 
 
+def find_stale_shared_memory() -> list[str]:
+    """Return the ids of this user's runs that have files in shared memory and whose driver is dead.
+
+    Their directory may be gone: a logout removes the user's runtime folder, a clean-up the temporary one. Runs whose
+    driver cannot be seen from here (another pid namespace) are left out.
+    """
+    stale: list[str] = []
+    prefix, ending = f"{SHARED_MEMORY}/{_PREFIX}", "-budget"
+    for path in Path(SHARED_MEMORY).glob(f"{_PREFIX}*{ending}"):
+        try:
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+                continue
+            with open(path, "rb") as file:
+                pid, ticks, machine = struct.unpack("=3Q", file.read(BUDGET_OWNER_AT + 24)[BUDGET_OWNER_AT:])
+        except (OSError, struct.error):
+            continue
+        if pid and machine == machine_number() and start_ticks(pid) != ticks:
+            stale.append(str(path).removeprefix(prefix).removesuffix(ending))
+    return stale
+
+
 def find_stale_runs(parent: Path) -> list[tuple[Path, RunOwner]]:
     """Return this user's run directories in ``parent`` whose owner is dead.
 
@@ -336,6 +370,8 @@ def find_stale_runs(parent: Path) -> list[tuple[Path, RunOwner]]:
 def sweep_stale_runs(parent: Path | None = None) -> list[RunOwner]:
     """Kill the processes and remove the directories of dead runs; return their owners. Living runs are not touched."""
     swept: list[RunOwner] = []
+    for run_id in find_stale_shared_memory():
+        remove_shared_memory(run_id)
     for run_dir, owner in find_stale_runs(run_parent() if parent is None else parent):
         sweep_processes(owner.run_id)
         remove_run_dir(run_dir)

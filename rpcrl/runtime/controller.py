@@ -147,7 +147,7 @@ class Controller:
         self.worker_address = listener.address
         """Where new workers connect: ``address``, unless something is put in between."""
         self._shared_memory_bytes = 0 if self._in_process else shared_memory_bytes
-        self._exchange = open_exchange(self.run_id, CALLER, self._shared_memory_bytes)
+        self._exchange = open_exchange(self.run_id, CALLER, self._shared_memory_bytes, owns_run=True)
         self._hub = Hub(listener, self._console, self._exchange)
         if console != "off" and not self._in_process:
             told = f"run {self.run_id}; complete output of the workers: {self.log_dir} (`rpcrl logs` shows it)"

@@ -10,11 +10,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rpcrl.leftovers import SHARED_MEMORY, remove_shared_memory, shared_memory_prefix
+from rpcrl.leftovers import (
+    BUDGET_OWNER_AT,
+    SHARED_MEMORY,
+    machine_number,
+    remove_shared_memory,
+    shared_memory_prefix,
+    start_ticks,
+)
 from rpcrl.shm.files import PAGE_BYTES, budget_path, map_file, owner_tag
 
 __all__ = ["Budget", "free_bytes"]
@@ -22,6 +30,7 @@ __all__ = ["Budget", "free_bytes"]
 _DEFAULT_SHARE = 0.5
 """Of what is free: others on the host (data loaders, NCCL) want some as well."""
 _LIMIT, _USED, _PRESSURE, _WARNED = range(4)
+_OWNER = BUDGET_OWNER_AT // 8
 
 
 def free_bytes() -> int:
@@ -37,17 +46,21 @@ def _default_limit() -> int:
 class Budget:
     """The account of one run on this host; the first process that opens it sets the limit. For any thread.
 
-    ``limit_bytes``: None is half of what is free now. Raises OSError where there is no usable /dev/shm.
+    ``limit_bytes``: None is half of what is free now. ``owns_run``: the run ends with this process.
+    Raises OSError where there is no usable /dev/shm.
     """
 
-    def __init__(self, run_id: str, limit_bytes: int | None = None) -> None:
+    def __init__(self, run_id: str, limit_bytes: int | None = None, *, owns_run: bool = False) -> None:
         self._run_id = run_id
         self._thread_lock = threading.Lock()  # flock does not keep threads apart
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(budget_path(run_id), flags, 0o600)
         try:
             with self._locked():
-                new = os.fstat(self._fd).st_size == 0
+                status = os.fstat(self._fd)
+                if status.st_uid != os.geteuid():
+                    raise OSError(errno.EPERM, f"{budget_path(run_id)} is not a file of user {os.geteuid()}")
+                new = status.st_size == 0
                 if new:
                     os.posix_fallocate(self._fd, 0, PAGE_BYTES)
                 mapping = map_file(self._fd, PAGE_BYTES, private=False)
@@ -55,6 +68,9 @@ class Budget:
                     raise OSError(errno.ENOMEM, f"cannot map {budget_path(run_id)}")
                 self._words = memoryview(mapping).cast("Q")
                 if new:
+                    if owns_run:
+                        owner = (os.getpid(), start_ticks(os.getpid()) or 0, machine_number())
+                        self._words[_OWNER : _OWNER + 3] = memoryview(struct.pack("=3Q", *owner)).cast("Q")
                     self._words[_LIMIT] = _default_limit() if limit_bytes is None else limit_bytes
         except BaseException:
             os.close(self._fd)

@@ -17,7 +17,7 @@ from rpcrl.logs import get_logger
 from rpcrl.shm.arena import Arena, Loan
 from rpcrl.shm.budget import Budget
 from rpcrl.shm.buffers import Buffer, Placed
-from rpcrl.shm.files import here_path, owner_tag
+from rpcrl.shm.files import here_path, open_file, owner_tag
 from rpcrl.shm.reader import Reader
 
 __all__ = ["Exchange", "open_exchange"]
@@ -35,10 +35,10 @@ class Exchange:
     Raises OSError where there is no usable /dev/shm.
     """
 
-    def __init__(self, run_id: str, identity: str, limit_bytes: int | None = None) -> None:
+    def __init__(self, run_id: str, identity: str, limit_bytes: int | None = None, *, owns_run: bool = False) -> None:
         self._run_id = run_id
         self._boot_id = _BOOT_ID.read_bytes()
-        self._budget = Budget(run_id, limit_bytes)
+        self._budget = Budget(run_id, limit_bytes, owns_run=owns_run)
         self.arena = Arena(self._budget, run_id, identity)
         self._reader = Reader(run_id)
         self._near: dict[str, bool] = {}
@@ -62,10 +62,11 @@ class Exchange:
         near = self._near.get(peer, False)
         if not near:
             try:
-                with open(here_path(self._run_id, owner_tag(peer)), "rb") as file:
-                    near = file.read() == self._boot_id
+                fd = open_file(here_path(self._run_id, owner_tag(peer)), len(self._boot_id), writable=False)
             except OSError:
                 return False
+            with os.fdopen(fd, "rb") as file:
+                near = file.read() == self._boot_id
             if near:
                 self._near[peer] = True
         return near
@@ -125,12 +126,14 @@ class Exchange:
         self._budget.close()
 
 
-def open_exchange(run_id: str, identity: str, limit_bytes: int | None = None) -> Exchange | None:
+def open_exchange(
+    run_id: str, identity: str, limit_bytes: int | None = None, *, owns_run: bool = False
+) -> Exchange | None:
     """Return the process's exchange; None, with a warning, where shared memory cannot be used."""
     if limit_bytes == 0:
         return None
     try:
-        return Exchange(run_id, identity, limit_bytes)
+        return Exchange(run_id, identity, limit_bytes, owns_run=owns_run)
     except OSError as error:
         logger.warning(
             "no shared memory (%s): large buffers go through sockets, which costs several times as much. "

@@ -10,9 +10,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from rpcrl.leftovers import create_run_dir, remove_run_dir
+from rpcrl.leftovers import (
+    create_run_dir,
+    find_stale_shared_memory,
+    remove_run_dir,
+    remove_shared_memory,
+    sweep_stale_runs,
+)
 from rpcrl.shm.arena import Arena
 from rpcrl.shm.budget import Budget
 from tests.unit.shm.conftest import MIB, Run
@@ -139,6 +146,40 @@ def test_what_a_run_has_in_memory_goes_with_its_directory(run: Run, tmp_path: An
     finally:
         budget.close()
         os.unlink(f"/dev/shm/rpcrl-{run.run_id}0-budget")
+
+
+ABANDON = """
+import os, sys
+from rpcrl.shm.exchange import Exchange
+
+exchange = Exchange(sys.argv[1], "driver", 1 << 24, owns_run=sys.argv[2] == "driver")
+placed = exchange.arena.place([bytes(1 << 20)])
+print("placed", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_files_of_a_dead_driver_are_found_without_its_directory(run: Run, tmp_path: Path) -> None:
+    run_ids = {who: f"{run.run_id}-{who}" for who in ("driver", "somebody")}
+    try:
+        with (
+            _python(ABANDON, run_ids["driver"], "driver") as first,
+            _python(ABANDON, run_ids["somebody"], "") as second,
+        ):
+            for process in (first, second):
+                assert process.stdout is not None
+                assert process.stdout.readline() == "placed\n"
+            assert not set(run_ids.values()) & set(find_stale_shared_memory())
+            for process in (first, second):
+                process.kill()
+                process.wait(10)
+        assert [run_ids["driver"]] == [run_id for run_id in find_stale_shared_memory() if run_id in run_ids.values()]
+        sweep_stale_runs(tmp_path)
+        assert not list(Path("/dev/shm").glob(f"rpcrl-{run_ids['driver']}-*"))
+        assert list(Path("/dev/shm").glob(f"rpcrl-{run_ids['somebody']}-*"))
+    finally:
+        for run_id in run_ids.values():
+            remove_shared_memory(run_id)
 
 
 def test_two_senders_keep_one_limit(run: Run) -> None:
