@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from rpcrl.runtime.failed_calls import FailedCalls
 from rpcrl.runtime.future import PendingReplies
 from rpcrl.runtime.lease import Lease
 from rpcrl.wire.failures import rebuild
-from rpcrl.wire.messages import Call, Cancel, Encoded, Failure, Free, Message, Result, Status
+from rpcrl.wire.messages import Call, CallId, Cancel, Encoded, Failure, Free, Message, Result, Status
 
 __all__ = ["Caller", "Part", "Seat"]
 
@@ -83,6 +83,18 @@ class Caller:
                 keep_from_bytes=part.keep_from_bytes,
             )
             self._offer(part.identity, call)
+
+    @property
+    def num_open(self) -> int:
+        """Number of parts of calls that have no reply."""
+        return self._table.num_open
+
+    def open_calls(self) -> Iterator[tuple[str, int, PendingReplies, CallId, float]]:
+        """Yield every part of a call that has no reply: worker, rank, call, id, and when it was opened."""
+        for identity, entry in self._table.entries():
+            seat = self._seat_of(identity)
+            if seat is not None:
+                yield identity, seat.rank, entry.token.pending, entry.call.call_id, entry.opened_at
 
     def cancel(self, pending: PendingReplies) -> None:
         """Give a call up: its caller hears at once, its workers drop it unless it runs already."""

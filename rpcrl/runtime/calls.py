@@ -8,7 +8,7 @@ is the call sent again, under the same id, and the worker's reply cache makes su
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -141,6 +141,12 @@ class CallTable(Generic[Token]):
             if (peer := self._peers.pop(identity, None)) is not None:
                 dropped += peer.open.values()
         return sorted(dropped, key=lambda entry: entry.opened_at)
+
+    def entries(self) -> Iterator[tuple[str, OpenCall[Token]]]:
+        """Yield the calls without a reply, with their workers."""
+        for identity, peer in self._peers.items():
+            for entry in peer.open.values():
+                yield identity, entry
 
     @property
     def num_open(self) -> int:

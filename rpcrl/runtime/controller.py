@@ -27,9 +27,11 @@ from rpcrl.runtime.main_module import class_path, describe_main
 from rpcrl.runtime.membership import Group, Member
 from rpcrl.runtime.pulse import PulseWatch
 from rpcrl.runtime.run_logs import log_parent, note_workers, open_log_dir
+from rpcrl.runtime.settings import check_settings
 from rpcrl.runtime.sharing import place
 from rpcrl.runtime.silence import why_stopped
 from rpcrl.runtime.thread_agent import ThreadAgent, unsupported
+from rpcrl.runtime.watchdog import Reports
 from rpcrl.runtime.worker import refuse_in_worker
 from rpcrl.shm.exchange import open_exchange
 from rpcrl.topology import ResourcePool
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["Controller", "current_controller", "open_controller"]
 
 WORKER_MODULE = "rpcrl.runtime.worker_main"
-MIN_HEARTBEAT_S = 0.1
 STOP_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL when a group is closed in order."""
 
@@ -87,6 +88,7 @@ class Controller:
     ``start_timeout_s``: bound for a group's processes to start and build their roles.
     ``heartbeat_s``: a worker that is there and does not run (stopped, frozen, cut off) is given up within three of
     these; a long method or a large message is no silence. None watches for exits alone, e.g. under a debugger.
+    ``report_after_s``: a call without a reply for so long is reported with the stack of each rank; None never does.
     ``shared_memory_bytes``: what all processes of the run on this host may use of /dev/shm together; None is half of
     what is free there, 0 sends everything through sockets.
 
@@ -103,17 +105,11 @@ class Controller:
         allow_imports: Sequence[str] = (),
         start_timeout_s: float = 120.0,
         heartbeat_s: float | None = 2.0,
+        report_after_s: float | None = 300.0,
         shared_memory_bytes: int | None = None,
     ) -> None:
         refuse_in_worker()
-        if transport not in ("ipc", "tcp", "inproc"):
-            raise UsageError(f"Controller(transport={transport!r}) must be 'ipc', 'tcp' or 'inproc'")
-        if console not in ("default", "all", "off"):
-            raise UsageError(f"Controller(console={console!r}) must be 'default', 'all' or 'off'")
-        if heartbeat_s is not None and heartbeat_s < MIN_HEARTBEAT_S:
-            raise UsageError(f"Controller(heartbeat_s={heartbeat_s!r}) must be at least {MIN_HEARTBEAT_S}, or None")
-        if shared_memory_bytes is not None and shared_memory_bytes < 0:
-            raise UsageError(f"Controller(shared_memory_bytes={shared_memory_bytes}) must be 0 or more, or None")
+        check_settings(transport, console, heartbeat_s, report_after_s, shared_memory_bytes)
         self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         self.start_timeout_s = start_timeout_s
         self._owner_pid = os.getpid()
@@ -148,7 +144,8 @@ class Controller:
         """Where new workers connect: ``address``, unless something is put in between."""
         self._shared_memory_bytes = 0 if self._in_process else shared_memory_bytes
         self._exchange = open_exchange(self.run_id, CALLER, self._shared_memory_bytes, owns_run=True)
-        self._hub = Hub(listener, self._console, self._exchange)
+        reports = Reports(self._console if console != "off" else None, None if self._in_process else self.log_dir)
+        self._hub = Hub(listener, self._console, self._exchange, report_after_s=report_after_s, report=reports)
         if console != "off" and not self._in_process:
             told = f"run {self.run_id}; complete output of the workers: {self.log_dir} (`rpcrl logs` shows it)"
             self._console.write("[rpcrl]", (told,), str(self.log_dir))

@@ -8,6 +8,7 @@ only ``post`` commands. When the thread has ended, everything that was open has 
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ from rpcrl.runtime.io_thread import IoThread
 from rpcrl.runtime.membership import Group, GroupState, Membership, MemberState
 from rpcrl.runtime.sharing import place, sharing
 from rpcrl.runtime.silence import look_at
+from rpcrl.runtime.watchdog import Watchdog
 from rpcrl.shm.buffers import Buffer
 from rpcrl.shm.exchange import Exchange
 from rpcrl.transport.base import ManyPeers
@@ -43,6 +45,7 @@ from rpcrl.wire.messages import (
     Introduce,
     Message,
     PeerExpected,
+    Progress,
     Ready,
     Result,
     Shutdown,
@@ -81,12 +84,21 @@ class _Starting:
 class Hub:
     """Runs the I/O thread of one controller."""
 
-    def __init__(self, listener: ManyPeers, console: Console, exchange: Exchange | None = None) -> None:
+    def __init__(
+        self,
+        listener: ManyPeers,
+        console: Console,
+        exchange: Exchange | None = None,
+        *,
+        report_after_s: float | None = None,
+        report: Callable[[str], None] = logger.warning,
+    ) -> None:
         self._listener = sharing(listener, exchange)
         self._exchange = exchange
         self._console = console
         self._membership = Membership()
         self._caller = Caller(CALLER, self._send, self._seat_of)
+        self._watchdog = Watchdog(self._caller, self._send, report_after_s=report_after_s, tell=report)
         self._introductions = Introductions(self._insist)
         self._starting: dict[str, _Starting] = {}
         self._closing: dict[str, list[concurrent.futures.Future[list[WorkerExit]]]] = {}
@@ -210,10 +222,12 @@ class Hub:
     def tick(self) -> None:
         """Ask about silent calls."""
         self._caller.ask()
+        self._watchdog.tick(now=time.monotonic())
 
     def next_tick_at(self) -> float | None:
         """Return when ``tick`` has something to do next."""
-        return self._caller.next_ask_at()
+        due = [at for at in (self._caller.next_ask_at(), self._watchdog.next_tick_at()) if at is not None]
+        return min(due, default=None)
 
     def failed(self, error: BaseException) -> None:
         """Fail everything: this thread is gone, and with it the way to every worker."""
@@ -246,6 +260,8 @@ class Hub:
                 self._take_build_failure(peer, message)
             case Result() | Failure() | Status():
                 self._caller.take(peer, message)
+            case Progress():
+                self._watchdog.take(message)
             case Hello():
                 self._take_hello(peer, message)
             case Ready():

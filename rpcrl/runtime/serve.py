@@ -22,6 +22,7 @@ from rpcrl.runtime.gate import RoleGate
 from rpcrl.runtime.io_thread import leave_signals_to_main
 from rpcrl.runtime.lease import is_reference, materialize
 from rpcrl.runtime.line import Job, Line, OnePeer
+from rpcrl.runtime.progress import Running, running_here, step_of
 from rpcrl.runtime.sharing import place, sharing
 from rpcrl.runtime.store import STORE, Store, is_keepable, num_bytes
 from rpcrl.runtime.threads import new_thread
@@ -30,7 +31,18 @@ from rpcrl.transport.base import Connection
 from rpcrl.wire.codec import decode, encode
 from rpcrl.wire.failures import describe
 from rpcrl.wire.imports import ImportPolicy
-from rpcrl.wire.messages import AllowImports, CallId, Failure, Free, Message, Result, Shutdown, Welcome
+from rpcrl.wire.messages import (
+    AllowImports,
+    AskProgress,
+    CallId,
+    Failure,
+    Free,
+    Message,
+    Progress,
+    Result,
+    Shutdown,
+    Welcome,
+)
 
 __all__ = ["CallServer", "Terminated"]
 
@@ -66,6 +78,7 @@ class CallServer:
         self._store = store if store is not None else Store()
         self._reads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._reading: threading.Thread | None = None
+        self._running: Running | None = None
         self._tasks: dict[CallId, asyncio.Task[Any]] = {}
         """Asynchronous methods that run; belongs to the loop's thread."""
         self._inbox: queue.SimpleQueue[Welcome | Job | Shutdown] = queue.SimpleQueue()
@@ -118,8 +131,11 @@ class CallServer:
                     if message.cancelled:
                         _fail(message, "cancelled", asyncio.CancelledError("cancelled before it ran"))
                     else:
+                        call = message.call
+                        self._running = running_here(call.call_id, f"{call.role}.{call.method}")
                         self._finish(message, *self._invoke(message))
                 finally:
+                    self._running = None
                     gate.leave(alone=True)
 
     def quit(self, reason: str) -> None:
@@ -221,6 +237,9 @@ class CallServer:
             self._inbox.put(message)
         elif isinstance(message, Free):
             self._store.free(message.keys)
+        elif isinstance(message, AskProgress):
+            steps = tuple(step_of(call_id, self._running, self._tasks) for call_id in message.call_ids)
+            self._line.post(Progress(steps), peer)
         elif isinstance(message, AllowImports):
             self.imports = ImportPolicy((*self.imports.prefixes, *message.prefixes))
         else:

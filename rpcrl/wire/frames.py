@@ -53,6 +53,8 @@ KINDS: dict[int, type] = {
     21: messages.GroupEnded,
     22: messages.ForgetPeer,
     23: messages.Free,
+    24: messages.AskProgress,
+    25: messages.Progress,
 }
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "BUILD",
     "PROTOCOL_VERSION",
     "AllowImports",
+    "AskProgress",
     "Call",
     "CallId",
     "Cancel",
@@ -42,11 +43,13 @@ __all__ = [
     "PeerAddress",
     "PeerExpected",
     "Probe",
+    "Progress",
     "Ready",
     "Result",
     "Shutdown",
     "StartWorkers",
     "Status",
+    "Step",
     "StopWorkers",
     "Welcome",
     "WorkerExited",
@@ -216,6 +219,33 @@ class Status:
     unknown: tuple[int, ...] = ()
     """Never arrived: the caller sends them again under the same id."""
     running_method: str = ""
+
+
+@dataclass(frozen=True)
+class AskProgress:
+    """What are these calls doing? Asked when they take long, for a report."""
+
+    call_ids: tuple[CallId, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where one call is."""
+
+    call_id: CallId
+    runs: bool
+    """False: it waits for its turn, and ``method`` and ``stack`` are those of what runs meanwhile."""
+    method: str
+    seconds: float
+    """For which that synchronous method has run."""
+    stack: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Answer to ``AskProgress``."""
+
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
@@ -389,4 +419,6 @@ Message = (
     | GroupEnded
     | ForgetPeer
     | Free
+    | AskProgress
+    | Progress
 )

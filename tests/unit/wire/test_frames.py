@@ -12,6 +12,7 @@ from rpcrl.wire.codec import encode
 from rpcrl.wire.frames import KINDS, FrameLimits, from_frames, to_frames
 from rpcrl.wire.messages import (
     AllowImports,
+    AskProgress,
     Call,
     CallId,
     Cancel,
@@ -29,11 +30,13 @@ from rpcrl.wire.messages import (
     PeerAddress,
     PeerExpected,
     Probe,
+    Progress,
     Ready,
     Result,
     Shutdown,
     StartWorkers,
     Status,
+    Step,
     StopWorkers,
     Welcome,
     WorkerExited,
@@ -75,6 +78,8 @@ MESSAGES: dict[str, Message] = {
     ),
     "forget peer": ForgetPeer("w0"),
     "free": Free((1, 2)),
+    "ask progress": AskProgress((CallId("controller", "i1", 3),)),
+    "progress": Progress((Step(CallId("controller", "i1", 3), True, "actor.update", 1.5, "File x"),)),
 }
 
 
