@@ -84,11 +84,7 @@ def leaks(before: State, temporary: Path, token: str) -> list[str]:
         for number, target in now.files.items()
         if before.files.get(number) != target and not target.startswith(ALLOWED_FILES)
     ]
-    found += [
-        f"shared memory /dev/shm/{name}"
-        for name in sorted(now.shared_memory - before.shared_memory)
-        if not _is_of_an_open_run(name, before, now) and not _held_by_others(_budget_of(name), token)
-    ]
+    found += _shared_memory_leaks(before, now, token)
     found += [
         f"temporary file {temporary / name}"
         for name in sorted(now.temporary - before.temporary)
@@ -231,6 +227,14 @@ def _environment_leaks(before: dict[str, str], now: dict[str, str]) -> list[str]
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name) and not name.startswith(ALLOWED_ENVIRONMENT)
     ]
+
+
+def _shared_memory_leaks(before: State, now: State, token: str) -> list[str]:
+    new = [name for name in now.shared_memory - before.shared_memory if not _is_of_an_open_run(name, before, now)]
+    held = {path: _held_by_others(path, token) for path in {_budget_of(name) for name in new}}
+    # Runs of other people end while we look: what is gone by now was not left.
+    left = [f"/dev/shm/{name}" for name in sorted(new) if not held[_budget_of(name)]]
+    return [f"shared memory {path}" for path in left if os.path.lexists(path)]
 
 
 def _budget_of(name: str) -> str:
