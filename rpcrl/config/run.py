@@ -23,7 +23,9 @@ __all__ = [
     "CriticModel",
     "CriticOptim",
     "Data",
+    "FsdpConfig",
     "KlCtrl",
+    "MixedPrecision",
     "Model",
     "Optim",
     "PolicyLoss",
@@ -100,6 +102,12 @@ class Model(Section):
 
     path: Text | None = _setting(None, "Folder of a Hugging Face checkpoint; null takes the shipped base checkpoint")
     dtype: Literal["float32", "bfloat16", "float64"] = _setting("float32", "Number type of the weights")
+    use_remove_padding: bool = _setting(
+        False, "Compute rows side by side without their padding; a model that cannot is refused at the start"
+    )
+    enable_gradient_checkpointing: bool = _setting(
+        False, "Keep only each layer's input for the backward pass and compute the rest again"
+    )
 
 
 class Optim(Section):
@@ -122,6 +130,26 @@ class PolicyLoss(Section):
     )
 
 
+def _strategy(value: object) -> object:
+    """Take verl's name of FSDP's first version for the second, which is what runs."""
+    return "fsdp2" if value == "fsdp" else value
+
+
+class MixedPrecision(Section):
+    """Number types of a trained model's computation; weights and optimizer state are float32 whatever they are."""
+
+    param_dtype: Literal["fp32", "bf16"] | None = _setting(
+        None, "What the trained models compute in; null takes model.dtype"
+    )
+    reduce_dtype: Literal["fp32", "bf16"] = _setting("fp32", "What gradients are added up over the ranks in")
+
+
+class FsdpConfig(Section):
+    """How a trained model is spread over the ranks."""
+
+    mixed_precision: MixedPrecision = MixedPrecision()
+
+
 class Actor(Section):
     """The policy's training: mini-batches, loss, optimizer."""
 
@@ -129,6 +157,16 @@ class Actor(Section):
     ppo_micro_batch_size_per_gpu: Count | None = _setting(
         None, "Samples per forward/backward pass of one rank; null takes the rank's whole mini-batch"
     )
+    use_dynamic_bsz: bool = _setting(
+        False, "Cut mini-batches by tokens, at most ppo_max_token_len_per_gpu a pass, instead of by samples"
+    )
+    ppo_max_token_len_per_gpu: Count = _setting(
+        16384, "With use_dynamic_bsz: tokens per forward/backward pass of one rank"
+    )
+    strategy: Annotated[Literal["fsdp2", "ddp"], BeforeValidator(_strategy)] = _setting(
+        "fsdp2", "Spread trained models over the ranks (fsdp2), or keep a whole copy on each (ddp); the critic too"
+    )
+    fsdp_config: FsdpConfig = FsdpConfig()
     ppo_epochs: Count = _setting(1, "Passes over a step's samples")
     clip_ratio: Positive = _setting(0.2, "PPO clip range, both sides")
     clip_ratio_low: Positive | None = _setting(None, "Clip range below 1; null takes clip_ratio")
@@ -152,6 +190,10 @@ class Ref(Section):
 
     log_prob_micro_batch_size_per_gpu: Count | None = _setting(
         None, "Samples per forward pass of one rank; null takes all of the rank's"
+    )
+    log_prob_use_dynamic_bsz: bool | None = _setting(None, "Cut by tokens; null takes actor.use_dynamic_bsz")
+    log_prob_max_token_len_per_gpu: Count | None = _setting(
+        None, "Tokens per forward pass of one rank; null takes actor.ppo_max_token_len_per_gpu"
     )
 
 
@@ -192,6 +234,12 @@ class Rollout(Section):
     log_prob_micro_batch_size_per_gpu: Count | None = _setting(
         None, "Samples per forward pass when log-probs are recomputed; null takes all of the rank's"
     )
+    log_prob_use_dynamic_bsz: bool | None = _setting(
+        None, "Cut by tokens when log-probs are recomputed; null takes actor.use_dynamic_bsz"
+    )
+    log_prob_max_token_len_per_gpu: Count | None = _setting(
+        None, "Tokens per forward pass then; null takes actor.ppo_max_token_len_per_gpu"
+    )
     val_kwargs: ValKwargs = ValKwargs()
     checkpoint_engine: CheckpointEngine = CheckpointEngine()
 
@@ -209,6 +257,10 @@ class CriticModel(Section):
     """The model that the critic is made of."""
 
     path: Text | None = _setting(None, "Folder of a Hugging Face checkpoint; null takes the policy's; dtype as model's")
+    use_remove_padding: bool = _setting(False, "Compute rows side by side without their padding")
+    enable_gradient_checkpointing: bool = _setting(
+        False, "Keep only each layer's input for the backward pass and compute the rest again"
+    )
 
 
 class CriticOptim(Optim):
@@ -235,6 +287,13 @@ class Critic(Section):
     )
     forward_micro_batch_size_per_gpu: Count | None = _setting(
         None, "Samples per forward pass of one rank when values are computed; null takes all of the rank's"
+    )
+    use_dynamic_bsz: bool | None = _setting(None, "Cut mini-batches by tokens; null takes the actor's")
+    ppo_max_token_len_per_gpu: Count | None = _setting(
+        None, "Tokens per forward/backward pass of one rank; null takes the actor's"
+    )
+    forward_max_token_len_per_gpu: Count | None = _setting(
+        None, "Tokens per forward pass when values are computed; null takes ppo_max_token_len_per_gpu"
     )
     ppo_epochs: Count | None = _setting(None, "Passes over a step's samples; null takes the actor's")
     cliprange_value: Positive = _setting(0.5, "How far a value may move from what it was when sampling")
@@ -331,6 +390,9 @@ class Trainer(Section):
         100, "Length of the run, steps; null ends after total_epochs, and giving only total_epochs means null"
     )
     total_epochs: Count | None = _setting(None, "Length of the run, passes over the training prompts")
+    balance_batch: bool = _setting(
+        False, "Deal the rows of each batch to the ranks so that all have about the same number of tokens"
+    )
     critic_warmup: CountOrZero = _setting(
         0, "First step that updates the actor; the steps before it train the critic alone (0 and 1: there are none)"
     )

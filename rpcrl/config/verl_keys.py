@@ -75,11 +75,6 @@ _VLLM = Unsupported(
     "it belongs to a vLLM or SGLang rollout; the engine of this version is torch, which has no such setting",
     "leave the key out, and set rollout.name=torch",
 )
-_DYNAMIC = Unsupported(
-    "batching by tokens is not in this version",
-    "leave the key out and set actor.ppo_micro_batch_size_per_gpu (samples)",
-    (False, None),
-)
 _MICRO = Unsupported(
     "a micro-batch size over all devices depends on their number",
     "use the key with _per_gpu at its end",
@@ -105,8 +100,6 @@ _OF_THE_RUN: Mapping[str, Unsupported] = {
         "trainer.mode decides who shares devices", "leave the key out, and choose --mode", (True,)
     ),
     "actor_rollout_ref.nccl_timeout": Unsupported("timeouts of collectives are not set from here in this version"),
-    f"{_MODEL}.use_remove_padding": Unsupported("batches are padded in this version", same_as_ours=(False,)),
-    f"{_MODEL}.enable_gradient_checkpointing": _OFF,
     f"{_MODEL}.enable_activation_offload": _OFF,
     f"{_MODEL}.use_shm": _OFF,
     f"{_MODEL}.use_liger": _OFF,
@@ -121,9 +114,6 @@ _OF_THE_RUN: Mapping[str, Unsupported] = {
     ),
     f"{_MODEL}.external_lib": Unsupported("no further library is imported for a model", same_as_ours=(None,)),
     f"{_MODEL}.custom_chat_template": Unsupported("the tokenizer's own chat template is used", same_as_ours=(None,)),
-    f"{_ACTOR}.strategy": Unsupported("the training engine is FSDP2", "leave the key out", ("fsdp", "fsdp2")),
-    f"{_ACTOR}.use_dynamic_bsz": _DYNAMIC,
-    f"{_ACTOR}.ppo_max_token_len_per_gpu": _DYNAMIC,
     f"{_ACTOR}.ppo_micro_batch_size": _MICRO,
     f"{_ACTOR}.ulysses_sequence_parallel_size": Unsupported(
         "sequence parallelism is not in this version", same_as_ours=(1,)
@@ -136,7 +126,13 @@ _OF_THE_RUN: Mapping[str, Unsupported] = {
     f"{_ACTOR}.checkpoint": Unsupported(
         "a checkpoint always holds model, optimizer and run state, and a Hugging Face export"
     ),
-    f"{_ACTOR}.fsdp_config": Unsupported("FSDP2 shards over all ranks, in the model's dtype; there is nothing to set"),
+    f"{_ACTOR}.fsdp_config": Unsupported("FSDP2 shards over all ranks; only mixed_precision can be set"),
+    f"{_ACTOR}.fsdp_config.model_dtype": Unsupported(
+        "weights and optimizer state are float32", same_as_ours=("fp32", "float32")
+    ),
+    f"{_ACTOR}.fsdp_config.mixed_precision.buffer_dtype": Unsupported(
+        "buffers keep the type that the model gives them", same_as_ours=("fp32", None)
+    ),
     f"{_ACTOR}.fsdp_config.param_offload": _OFF,
     f"{_ACTOR}.fsdp_config.optimizer_offload": _OFF,
     f"{_ACTOR}.fsdp_config.fsdp_size": Unsupported("FSDP2 shards over all ranks", same_as_ours=(-1,)),
@@ -154,8 +150,6 @@ _OF_THE_RUN: Mapping[str, Unsupported] = {
     f"{_REF}.fsdp_config": Unsupported("FSDP2 shards over all ranks, in the model's dtype; there is nothing to set"),
     f"{_REF}.fsdp_config.param_offload": _OFF,
     f"{_REF}.log_prob_micro_batch_size": _MICRO,
-    f"{_REF}.log_prob_use_dynamic_bsz": _DYNAMIC,
-    f"{_REF}.log_prob_max_token_len_per_gpu": _DYNAMIC,
     f"{_REF}.strategy": Unsupported("the training engine is FSDP2", "leave the key out", ("fsdp", "fsdp2")),
     f"{_REF}.ulysses_sequence_parallel_size": Unsupported(
         "sequence parallelism is not in this version", same_as_ours=(1,)
@@ -167,8 +161,6 @@ _OF_THE_RUN: Mapping[str, Unsupported] = {
     f"{_ROLLOUT}.dtype": Unsupported("the rollout uses the model's dtype", "set model.dtype", ()),
     f"{_ROLLOUT}.expert_parallel_size": Unsupported("expert parallelism is not in this version", same_as_ours=(1,)),
     f"{_ROLLOUT}.log_prob_micro_batch_size": _MICRO,
-    f"{_ROLLOUT}.log_prob_use_dynamic_bsz": _DYNAMIC,
-    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": _DYNAMIC,
     f"{_ROLLOUT}.gpu_memory_utilization": _VLLM,
     f"{_ROLLOUT}.max_num_seqs": _VLLM,
     f"{_ROLLOUT}.max_num_batched_tokens": _VLLM,
@@ -225,7 +217,6 @@ _OF_THE_RUN: Mapping[str, Unsupported] = {
     "trainer.use_v1": Unsupported("there is one trainer", same_as_ours=(True,)),
     "trainer.use_legacy_worker_impl": Unsupported("there is one trainer", same_as_ours=("disable",)),
     "trainer.val_only": Unsupported("it is a flag of the command", "rpcrl launch --eval-only", (False,)),
-    "trainer.balance_batch": Unsupported("rows are dealt to the ranks in order", same_as_ours=(False,)),
     "trainer.rollout_data_dir": Unsupported(
         "samples are written to the run directory's samples/", same_as_ours=(None,)
     ),
@@ -252,21 +243,23 @@ _OF_THE_RUN: Mapping[str, Unsupported] = {
 
 _SAME_FOR_THE_CRITIC: Mapping[str, tuple[str, ...]] = {
     _ACTOR: (
-        "strategy", "use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size", "shuffle", "checkpoint",
+        "ppo_micro_batch_size", "shuffle", "checkpoint",
         "ulysses_sequence_parallel_size", "fsdp_config", "fsdp_config.param_offload", "fsdp_config.optimizer_offload",
         "megatron", "profiler", "optim.lr_warmup_steps_ratio", "optim.total_training_steps", "optim.min_lr_ratio",
         "optim.num_cycles", "optim.optimizer",
     ),
     _MODEL: (
-        "use_remove_padding", "enable_gradient_checkpointing", "enable_activation_offload", "use_shm",
+        "enable_activation_offload", "use_shm",
         "trust_remote_code", "lora_rank", "lora_alpha", "target_modules", "external_lib",
     ),
 }  # fmt: skip
 _OF_THE_CRITIC: Mapping[str, Unsupported] = {
     "critic.forward_micro_batch_size": _MICRO,
-    "critic.forward_max_token_len_per_gpu": _DYNAMIC,
     "critic.model.tokenizer_path": Unsupported("the critic reads the policy's tokens", same_as_ours=(None,)),
-    "critic.model.fsdp_config": _OF_THE_RUN[f"{_ACTOR}.fsdp_config"],
+    "critic.model.fsdp_config": Unsupported(
+        "the critic is spread and computed as the actor is", "set actor.fsdp_config.mixed_precision"
+    ),
+    "critic.strategy": Unsupported("the critic is spread as the actor is", "set actor.strategy", ("fsdp", "fsdp2")),
     "critic.rollout_n": Unsupported("it is the rollout's", "set rollout.n"),
     "critic.nccl_timeout": _OF_THE_RUN["actor_rollout_ref.nccl_timeout"],
 }

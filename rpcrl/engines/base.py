@@ -38,14 +38,25 @@ class TrainEngine(Protocol):
         """Number of ``train_mini_batch`` calls since the start of the run."""
         ...
 
-    def compute_log_prob(self, batch: DataProto, *, micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and entropy of the responses, each ``[N, R]`` float32, without gradient."""
+    def compute_log_prob(
+        self, batch: DataProto, *, micro_batch_size: int | None = None, max_tokens: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and entropy of the responses, each ``[N, R]`` float32, without gradient.
+
+        A pass takes ``micro_batch_size`` rows, or as many as have ``max_tokens`` positions, or (neither) all.
+        """
         ...
 
     def train_mini_batch(
-        self, batch: DataProto, loss_fn: LossFn, *, micro_batch_size: int, lr: float
+        self,
+        batch: DataProto,
+        loss_fn: LossFn,
+        *,
+        micro_batch_size: int | None = None,
+        max_tokens: int | None = None,
+        lr: float,
     ) -> Mapping[str, float]:
-        """Make one optimizer step on this rank's rows.
+        """Make one optimizer step on this rank's rows, in passes as those of ``compute_log_prob``.
 
         Returns ``loss``, ``grad_norm``, ``lr`` and the loss's metrics.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from rpcrl.errors import BatchError
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
 
-__all__ = ["Sequences", "columns", "positions"]
+__all__ = ["Sequences", "Shown", "columns", "positions"]
 
 
 def columns(batch: DataProto, names: Iterable[str], *, of: str) -> list[Tensor]:
@@ -80,3 +80,41 @@ class Sequences:
         """Return ``[n, R']`` values as ``[n, R]``, zero where there is no token."""
         kept = torch.where(self.response_mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
         return torch.nn.functional.pad(kept, (0, self.padded_response_columns - self.response_columns))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the model sees of a micro-batch, on the device; the last token, which predicts nothing, is left out."""
+
+    whole: Sequences
+    """Prompts and responses, trimmed."""
+    arguments: dict[str, Any]
+    """Of the model's call."""
+
+    @property
+    def width(self) -> int:
+        """Number of the last positions whose outputs belong to response tokens; at least 1."""
+        return max(self.whole.response_columns, 1)
+
+    @property
+    def targets(self) -> Tensor:
+        """The tokens that the last ``width`` positions predict, ``[n, width]``."""
+        return self.whole.input_ids[:, self.whole.input_ids.shape[1] - self.width :]
+
+    def pad_back(self, values: Tensor) -> Tensor:
+        """Return ``[n, width]`` values of those positions as ``[n, R]``, zero where there is no token."""
+        return self.whole.pad_back(values[:, : self.whole.response_columns])
+
+    @classmethod
+    def of(cls, input_ids: Tensor, attention_mask: Tensor, response_length: int) -> Shown:
+        """Show ``[n, P + R]`` tensors, trimmed, whose last ``response_length`` columns are responses."""
+        part = Sequences.of(input_ids, attention_mask, response_length)
+        ids, mask = part.input_ids, part.attention_mask
+        last = ids.shape[1] - 1 if part.response_columns else ids.shape[1]
+        arguments = {
+            "input_ids": ids[:, :last],
+            "attention_mask": mask[:, :last],
+            "position_ids": positions(mask)[:, :last],
+            "use_cache": False,
+        }
+        return cls(part, arguments)

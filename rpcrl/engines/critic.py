@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rpcrl.engines.hf_model import load_value_model
+from rpcrl.engines.packing import Packed
 from rpcrl.engines.sharded import Sharded
 
 if TYPE_CHECKING:
@@ -27,14 +28,16 @@ class FsdpCritic(Sharded):
     def _load(self, folder: Path, dtype: torch.dtype) -> Any:
         return load_value_model(folder, dtype=dtype)
 
-    def compute_values(self, batch: DataProto, *, micro_batch_size: int) -> Tensor:
+    def compute_values(
+        self, batch: DataProto, *, micro_batch_size: int | None = None, max_tokens: int | None = None
+    ) -> Tensor:
         """Return the value before each response token, ``[N, R]`` float32, without gradient (collective).
 
         The value of a token is read where the token itself has not been seen yet: at the position before it. Reads
         ``input_ids``, ``attention_mask``, ``responses``; columns without a token are 0. All ranks must have the same
         number of rows.
         """
-        (values,) = self._scored(batch, micro_batch_size, lambda micro: (self._values(micro),))
+        (values,) = self._scored(batch, micro_batch_size, max_tokens, lambda micro: (self._values(micro),))
         return values
 
     def _outputs(self, micro: DataProto, loss_fn: Callable[..., Any]) -> tuple[Tensor]:
@@ -45,4 +48,6 @@ class FsdpCritic(Sharded):
         with self._computing():
             scores: Tensor = self._model(**shown.arguments).logits.squeeze(-1)
         exact = scores if scores.dtype is torch.float64 else scores.float()
+        if isinstance(shown, Packed):
+            return shown.pad_back(exact[0, shown.predicting])
         return shown.pad_back(exact[:, exact.shape[1] - shown.width :])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rpcrl.algorithms.logits import log_prob_and_entropy
 from rpcrl.engines.hf_model import load_model
+from rpcrl.engines.packing import Packed
 from rpcrl.engines.sharded import Sharded
 
 if TYPE_CHECKING:
@@ -25,14 +26,16 @@ class FsdpEngine(Sharded):
     def _load(self, folder: Path, dtype: torch.dtype) -> Any:
         return load_model(folder, dtype=dtype)
 
-    def compute_log_prob(self, batch: DataProto, *, micro_batch_size: int) -> tuple[Tensor, Tensor]:
+    def compute_log_prob(
+        self, batch: DataProto, *, micro_batch_size: int | None = None, max_tokens: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropy of the responses, each ``[N, R]`` float32, without gradient (collective).
 
         Reads ``input_ids``, ``attention_mask``, ``responses`` and meta_info ``temperature`` (default 1); columns
         without a token are 0. All ranks must have the same number of rows.
         """
         log_prob, entropy = self._scored(
-            batch, micro_batch_size, lambda micro: self._score(micro, entropy_gradient=False)
+            batch, micro_batch_size, max_tokens, lambda micro: self._score(micro, entropy_gradient=False)
         )
         return log_prob, entropy
 
@@ -42,8 +45,11 @@ class FsdpEngine(Sharded):
     def _score(self, micro: DataProto, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies ``[n, R]`` of a micro-batch, on the device."""
         shown = self._shown(micro)
+        keep = shown.predicting if isinstance(shown, Packed) else shown.width
         with self._computing():
-            logits = self._model(**shown.arguments, logits_to_keep=shown.width).logits
+            logits = self._model(**shown.arguments, logits_to_keep=keep).logits
+        if isinstance(shown, Packed):
+            logits = logits.squeeze(0)
         temperature = float(micro.meta_info.get("temperature", 1.0))
         log_prob, entropy = log_prob_and_entropy(
             logits, shown.targets, temperature=temperature, entropy_gradient=entropy_gradient

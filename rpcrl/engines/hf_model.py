@@ -32,6 +32,7 @@ __all__ = [
     "stop_token_ids",
     "tokenizer_folder",
     "torch_dtype",
+    "use_activation_checkpoints",
     "use_threads",
 ]
 
@@ -214,6 +215,25 @@ def decoder_layers(model: Any) -> list[Any]:
     """Return the repeated blocks of a Transformers model, in order; empty when it names none."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def use_activation_checkpoints(model: Any) -> None:
+    """Make a model keep only the inputs of its layers for the backward pass, and compute the rest of them again.
+
+    Dropout stays off: of the layers, only their own switch is set to training, not that of the parts within.
+    Raises UsageError for a model without such layers.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UsageError(
+            f"enable_gradient_checkpointing=true: {type(model).__name__} has no layers that can be checkpointed; set "
+            "actor_rollout_ref.model.enable_gradient_checkpointing=false"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
 
 
 def copy_tokenizer(source: str | Path, target: Path) -> None:

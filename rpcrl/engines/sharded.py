@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,45 +19,30 @@ import torch
 from torch import Tensor
 
 from rpcrl.algorithms.aggregate import BatchCounts
+from rpcrl.algorithms.partition import fit_groups, split_to
 from rpcrl.engines import shards
-from rpcrl.engines.batches import Sequences, columns, positions
-from rpcrl.engines.hf_model import copy_tokenizer, model_folder, quiet, torch_dtype, use_threads
-from rpcrl.engines.sharding import DataParallel
+from rpcrl.engines.batches import Shown, columns
+from rpcrl.engines.hf_model import (
+    copy_tokenizer,
+    model_folder,
+    quiet,
+    torch_dtype,
+    use_activation_checkpoints,
+    use_threads,
+)
+from rpcrl.engines.packing import Packed, require_packing
+from rpcrl.engines.sharding import data_parallel
 from rpcrl.errors import BatchError, CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
 
-__all__ = ["Sharded", "Shown"]
+__all__ = ["Sharded"]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 Outputs = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What the model sees of a micro-batch, on the device; the last token, which predicts nothing, is left out."""
-
-    whole: Sequences
-    """Prompts and responses, trimmed."""
-    arguments: dict[str, Any]
-    """Of the model's call."""
-
-    @property
-    def width(self) -> int:
-        """Number of the last positions whose outputs belong to response tokens; at least 1."""
-        return max(self.whole.response_columns, 1)
-
-    @property
-    def targets(self) -> Tensor:
-        """The tokens that the last ``width`` positions predict, ``[n, width]``."""
-        return self.whole.input_ids[:, self.whole.input_ids.shape[1] - self.width :]
-
-    def pad_back(self, values: Tensor) -> Tensor:
-        """Return ``[n, width]`` values of those positions as ``[n, R]``, zero where there is no token."""
-        return self.whole.pad_back(values[:, : self.whole.response_columns])
 
 
 class Sharded:
@@ -78,13 +62,21 @@ class Sharded:
         eps: float = 1e-8,
         grad_clip: float = 1.0,
         trainable: bool = True,
+        packed: bool = False,
+        checkpoint_activations: bool = False,
+        strategy: str = "fsdp2",
+        reduce_dtype: str = "float32",
         threads: int = 1,
     ) -> None:
         """Load the folder's weights as float32 (float64 for ``dtype="float64"``) and shard them over the ranks.
 
         ``dtype`` is what the model computes in (below float32 by autocast). ``grad_clip`` bounds the norm of the
         whole gradient; 0 does not clip. ``trainable=False`` makes a model that only scores, e.g. a reference.
-        Raises UsageError for a folder that is no model, before anything heavy loads.
+        ``packed`` computes rows side by side without their padding; ``checkpoint_activations`` keeps only the layers'
+        inputs for the backward pass. ``strategy`` is fsdp2 or ddp (every rank holds the whole model), ``reduce_dtype``
+        what gradients are added up in.
+        Raises UsageError for a folder that is no model, before anything heavy loads; and for a model whose rows cannot
+        be packed.
         """
         self._folder = model_folder(model_path)
         use_threads(threads)
@@ -92,9 +84,20 @@ class Sharded:
         wide = torch.float64 if compute is torch.float64 else torch.float32
         self._autocast = None if compute is wide else compute
         self._device = torch.device(device)
-        self._dp = DataParallel(self._device)
+        self._dp = data_parallel(strategy, self._device)
         self._model = self._load(self._folder, wide).to(self._device).requires_grad_(trainable)
-        self._dp.shard(self._model)
+        self._packed = packed
+        if packed:
+            require_packing(self._model)
+        if checkpoint_activations and trainable:
+            use_activation_checkpoints(self._model)
+        # Below float32 a sharded model gathers and computes in its own copies of that type, any other by autocast.
+        if self._dp.shard(self._model, compute=self._autocast, reduce=torch_dtype(reduce_dtype)):
+            self._autocast = None
+        self.computed_tokens = 0
+        """Positions that the model was run on since the engine was made."""
+        self.computed_pad_tokens = 0
+        """Those of them that were padding."""
         self._grad_clip = grad_clip
         self._version = 0
         self._optimizer: torch.optim.AdamW | None = None
@@ -126,39 +129,72 @@ class Sharded:
         """Return what a loss function gets before the micro-batch, each ``[n, R]``, with gradient."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its losses are made of")
 
-    def _scored(self, batch: DataProto, micro_batch_size: int, outputs: Callable[[DataProto], Outputs]) -> list[Tensor]:
+    def _scored(
+        self,
+        batch: DataProto,
+        micro_batch_size: int | None,
+        max_tokens: int | None,
+        outputs: Callable[[DataProto], Outputs],
+    ) -> list[Tensor]:
         """Return the outputs for all rows, float32, on the CPU and without gradient (collective)."""
+        groups = self._cut(batch, micro_batch_size, max_tokens)
         parts: list[Outputs] = []
         try:
             with torch.no_grad():
-                parts.extend(outputs(micro) for micro in self._micro_batches(batch, micro_batch_size))
+                parts.extend(outputs(micro) for micro in self._micro_batches(batch, groups))
         finally:
             self._dp.reshard()
-        return [torch.cat([tensor.float() for tensor in column]).cpu() for column in zip(*parts, strict=True)]
+        results = [torch.cat([tensor.float() for tensor in column]).cpu() for column in zip(*parts, strict=True)]
+        if max_tokens is None:
+            return results
+        back = torch.tensor([row for group in groups for row in group]).argsort()
+        return [result[back] for result in results]
 
-    def _micro_batches(self, batch: DataProto, size: int) -> Iterator[DataProto]:
-        if size < 1:
-            raise UsageError(f"micro_batch_size={size} must be 1 or more")
-        if len(batch) == 0:
+    def _cut(self, batch: DataProto, size: int | None, max_tokens: int | None) -> list[Sequence[int]]:
+        """Return the rows of each micro-batch: at most ``size`` rows, or ``max_tokens`` positions, or all at once.
+
+        By tokens the groups are balanced, and every rank makes the same number of them (collective), as the model's
+        forward pass is collective too.
+        """
+        rows = len(batch)
+        if rows == 0:
             raise BatchError("the engine got a batch without rows")
-        for start in range(0, len(batch), size):
-            yield batch.slice(start, min(start + size, len(batch)))
+        if max_tokens is None:
+            size = rows if size is None else size
+            if size < 1:
+                raise UsageError(f"micro_batch_size={size} must be 1 or more")
+            return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
+        (mask,) = columns(batch, ("attention_mask",), of="batching by tokens")
+        if self._packed:
+            lengths = mask.sum(-1).tolist()
+        else:
+            lengths = [int(mask.bool().any(0).sum())] * rows
+        groups = fit_groups(lengths, max_tokens)
+        most = max(count for (count,) in self._dp.gather([len(groups)]))
+        return list(split_to(groups, most))
 
-    def _shown(self, micro: DataProto) -> Shown:
-        """Return what the model sees of a micro-batch."""
+    def _micro_batches(self, batch: DataProto, groups: Sequence[Sequence[int]]) -> Iterator[DataProto]:
+        for group in groups:
+            if isinstance(group, range):
+                yield batch.slice(group.start, group.stop)
+            else:
+                yield batch.select_idxs(list(group))
+
+    def _shown(self, micro: DataProto) -> Shown | Packed:
+        """Return what the model sees of a micro-batch, on the device, and count it."""
         input_ids, attention_mask, responses = columns(
             micro, ("input_ids", "attention_mask", "responses"), of="scoring"
         )
-        part = Sequences.of(input_ids, attention_mask, responses.shape[1])
-        ids, mask = part.input_ids.to(self._device), part.attention_mask.to(self._device)
-        last = ids.shape[1] - 1 if part.response_columns else ids.shape[1]
-        arguments = {
-            "input_ids": ids[:, :last],
-            "attention_mask": mask[:, :last],
-            "position_ids": positions(mask)[:, :last],
-            "use_cache": False,
-        }
-        return Shown(Sequences(ids, mask, part.response_columns, part.padded_response_columns), arguments)
+        ids, mask = input_ids.to(self._device), attention_mask.to(self._device)
+        if self._packed:
+            packed = Packed.of(ids, mask, responses.shape[1])
+            self.computed_tokens += packed.input_ids.numel()
+            return packed
+        shown = Shown.of(ids, mask, responses.shape[1])
+        seen = shown.arguments["attention_mask"]
+        self.computed_tokens += seen.numel()
+        self.computed_pad_tokens += seen.numel() - int(seen.sum())
+        return shown
 
     def _computing(self) -> contextlib.AbstractContextManager[object]:
         if self._autocast is None:
@@ -168,7 +204,13 @@ class Sharded:
     # ---------------------------------------------------------------- training
 
     def train_mini_batch(
-        self, batch: DataProto, loss_fn: Callable[..., Any], *, micro_batch_size: int, lr: float
+        self,
+        batch: DataProto,
+        loss_fn: Callable[..., Any],
+        *,
+        micro_batch_size: int | None = None,
+        max_tokens: int | None = None,
+        lr: float,
     ) -> Mapping[str, float]:
         """Make one optimizer step on this rank's rows; see ``TrainEngine.train_mini_batch`` (collective).
 
@@ -178,7 +220,7 @@ class Sharded:
         if self._optimizer is None:
             raise UsageError("train_mini_batch: this engine was made with trainable=False, it only scores")
         batch = self._with_counts(batch)
-        micros = list(self._micro_batches(batch, micro_batch_size))
+        micros = list(self._micro_batches(batch, self._cut(batch, micro_batch_size, max_tokens)))
         sums: dict[str, Tensor] = {}
         try:
             for index, micro in enumerate(micros):
@@ -219,6 +261,7 @@ class Sharded:
         optimizer = self._optimizer
         if optimizer is None:
             raise UsageError("this engine only scores")
+        self._dp.finish_gradients(self._model)
         gradients = []
         for local, parameter in zip(self._locals.values(), self._model.parameters(), strict=True):
             if parameter.grad is not None:
@@ -227,7 +270,7 @@ class Sharded:
         squares = [norm.double().square() for norm in torch._foreach_norm(gradients)]
         values = torch.stack([torch.stack(squares).sum(), *(sums[name] for name in sums)])
         square, *means = self._dp.sum(values).tolist()
-        norm = math.sqrt(square)
+        norm = math.sqrt(square / self._dp.copies)
         finite = math.isfinite(norm)
         if finite:
             if 0.0 < self._grad_clip < norm:

@@ -1,13 +1,13 @@
 """How is a model spread over the dp ranks, and what do they agree on?
 
-FSDP2 (``fully_shard``) over the worker's default process group. A world of one needs no process group and shards
-nothing; everything else is the same code.
+FSDP2 (``fully_shard``) over the worker's default process group, or (``Replicas``) a whole copy on each rank. A world of
+one needs no process group and shards nothing; everything else is the same code.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,14 +16,19 @@ from torch import Tensor
 
 from rpcrl.engines.hf_model import decoder_layers
 from rpcrl.engines.shards import local_part
+from rpcrl.errors import UsageError
 
-__all__ = ["SHARD_LAYERS_ABOVE", "DataParallel"]
+__all__ = ["SHARD_LAYERS_ABOVE", "STRATEGIES", "DataParallel", "Replicas", "data_parallel"]
 
 SHARD_LAYERS_ABOVE = 50_000_000
 """Number of parameters above which every decoder layer is its own unit of sharding.
 
 Below it the whole model is one unit: a gather per layer costs more than the memory of a small model is worth.
 """
+
+
+BUCKET_BYTES = 32 * 1024 * 1024
+"""Gradients of replicas that are added up at once; their copies are short-lived memory."""
 
 
 class DataParallel:
@@ -36,22 +41,37 @@ class DataParallel:
         self.device = device
         self._units: list[Any] = []
         self._reducing = True
+        self._reduce: torch.dtype | None = None
 
-    def shard(self, model: Any) -> None:
-        """Shard a model's parameters in place over the ranks."""
+    @property
+    def copies(self) -> int:
+        """Number of ranks that hold the same element of a parameter and its gradient."""
+        return 1
+
+    def shard(self, model: Any, *, compute: torch.dtype | None = None, reduce: torch.dtype = torch.float32) -> bool:
+        """Shard a model's parameters in place over the ranks; says whether it then computes in ``compute`` by itself.
+
+        ``reduce`` is what gradients are added up in. Both count only below the parameters' own type.
+        """
         if self.size == 1:
-            return
+            return False
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
         # It warns of in-place changes of the model's output, which is a view; here nothing changes it.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        wide = next(model.parameters()).dtype
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=None if wide is torch.float64 else reduce)
         mesh = init_device_mesh(self.device.type, (self.size,), mesh_dim_names=("dp",))
         if sum(parameter.numel() for parameter in model.parameters()) > SHARD_LAYERS_ABOVE:
             for layer in decoder_layers(model):
-                fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh, reshard_after_forward=False)
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        return compute is not None
+
+    def finish_gradients(self, model: Any) -> None:
+        """Do after the last backward pass of a mini-batch what it has not done by itself: nothing."""
 
     def reduce_gradients(self, wanted: bool) -> None:
         """Say whether the next backward pass adds up gradients over the ranks (the last micro-batch) or not."""
@@ -102,3 +122,63 @@ class DataParallel:
         return [
             part.reshape(-1)[: tensor.numel()].view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
         ]
+
+
+class Replicas(DataParallel):
+    """Ranks that each hold the whole model and average their gradients: data parallelism without sharding.
+
+    It exchanges each gradient once a mini-batch where FSDP2 also gathers the parameters; every rank pays for the
+    whole optimizer state.
+    """
+
+    @property
+    def copies(self) -> int:
+        """Every rank holds every element."""
+        return self.size
+
+    def shard(self, model: Any, *, compute: torch.dtype | None = None, reduce: torch.dtype = torch.float32) -> bool:
+        """Leave the model whole; the ranks have loaded the same weights."""
+        self._reduce = None if next(model.parameters()).dtype is torch.float64 else reduce
+        return False
+
+    def reduce_gradients(self, wanted: bool) -> None:
+        """Gradients are added up after the last backward pass, not in it."""
+
+    def finish_gradients(self, model: Any) -> None:
+        """Average the gradients over the ranks, in buckets (collective)."""
+        if self.size == 1:
+            return
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                # Unused here, maybe used on another rank.
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        bucket: list[Tensor] = []
+        for gradient in [*gradients, None]:
+            filled = sum(tensor.numel() * tensor.element_size() for tensor in bucket)
+            if bucket and (gradient is None or filled + gradient.numel() * gradient.element_size() > BUCKET_BYTES):
+                self._average(bucket)
+                bucket = []
+            if gradient is not None:
+                bucket.append(gradient)
+
+    def _average(self, gradients: list[Tensor]) -> None:
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        flat = flat if self._reduce is None else flat.to(self._reduce)
+        dist.all_reduce(flat.div_(self.size))
+        for gradient, part in zip(gradients, torch.split(flat, [tensor.numel() for tensor in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def full(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the parameters themselves, which every rank holds whole."""
+        return [tensor.detach() for tensor in tensors]
+
+
+STRATEGIES: Mapping[str, type[DataParallel]] = {"fsdp2": DataParallel, "ddp": Replicas}
+
+
+def data_parallel(strategy: str, device: torch.device) -> DataParallel:
+    """Return the ranks of the default process group, to train by ``strategy``. Raises UsageError for an unknown one."""
+    if strategy not in STRATEGIES:
+        raise UsageError(f"actor.strategy={strategy!r} is not one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[strategy](device)

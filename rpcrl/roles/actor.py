@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rpcrl.dispatch.mode import Dispatch
 from rpcrl.dispatch.register import register
 from rpcrl.roles.learner import LearnerWorker
+from rpcrl.roles.passes import actor_pass, engine_options, log_prob_pass
 
 if TYPE_CHECKING:
     import torch
@@ -52,17 +53,19 @@ class ActorWorker(LearnerWorker):
         from rpcrl.engines.fsdp import FsdpEngine
 
         self._begin(seed)
-        self._micro_batch_size = config.actor.ppo_micro_batch_size_per_gpu
-        self._log_prob_micro_batch_size = config.rollout.log_prob_micro_batch_size_per_gpu
+        self._pass = actor_pass(config.actor)
+        self._score_pass = log_prob_pass(config.rollout, config.actor)
         self._loss = actor_loss(config.actor)
         self._policy = FsdpEngine(
             model_path,
-            dtype=config.model.dtype,
             device=device,
             betas=config.actor.optim.betas,
             weight_decay=config.actor.optim.weight_decay,
             grad_clip=config.actor.grad_clip,
+            packed=config.model.use_remove_padding,
+            checkpoint_activations=config.model.enable_gradient_checkpointing,
             threads=threads,
+            **engine_options(config),
         )
         self._engine = self._policy
 
@@ -71,9 +74,7 @@ class ActorWorker(LearnerWorker):
         """Return ``old_log_probs`` and ``entropys``, each [N, R] float32, under the current weights."""
         from rpcrl.batch.data_proto import DataProto
 
-        log_prob, entropy = self._policy.compute_log_prob(
-            batch, micro_batch_size=self._log_prob_micro_batch_size or len(batch)
-        )
+        log_prob, entropy = self._policy.compute_log_prob(batch, **self._score_pass)
         return DataProto.from_dict(tensors={"old_log_probs": log_prob, "entropys": entropy})
 
     @register(Dispatch.DP_COMPUTE_METRIC, uneven="error")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 from rpcrl.dispatch.mode import Dispatch
 from rpcrl.dispatch.register import register
 from rpcrl.roles.learner import LearnerWorker
+from rpcrl.roles.passes import critic_passes, engine_options
 
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
-    from rpcrl.config.run import Critic
+    from rpcrl.config.run import ActorRolloutRef, Critic
 
 __all__ = ["CriticWorker"]
 
@@ -18,7 +19,8 @@ __all__ = ["CriticWorker"]
 class CriticWorker(LearnerWorker):
     """One dp rank of the value function; in the actor's process, or in a group of its own.
 
-    ``loss_agg_mode`` is that of ``config`` or, where it has none, the actor's.
+    What ``config`` leaves open (loss aggregation, batching by tokens) is as the actor's in ``policy``, and so is how
+    the model is spread and what it computes in.
     """
 
     role: ClassVar[str] = "critic"
@@ -28,8 +30,7 @@ class CriticWorker(LearnerWorker):
         config: Critic,
         *,
         model_path: str,
-        dtype: str,
-        loss_agg_mode: str,
+        policy: ActorRolloutRef,
         device: str,
         threads: int,
         seed: int,
@@ -39,17 +40,18 @@ class CriticWorker(LearnerWorker):
         from rpcrl.engines.critic import FsdpCritic
 
         self._begin(seed)
-        self._micro_batch_size = config.ppo_micro_batch_size_per_gpu
-        self._forward_micro_batch_size = config.forward_micro_batch_size_per_gpu
-        self._loss = CriticLoss(config.cliprange_value, config.loss_agg_mode or loss_agg_mode)
+        self._pass, self._forward_pass = critic_passes(config, policy.actor)
+        self._loss = CriticLoss(config.cliprange_value, config.loss_agg_mode or policy.actor.loss_agg_mode)
         self._critic = FsdpCritic(
             model_path,
-            dtype=dtype,
             device=device,
             betas=config.optim.betas,
             weight_decay=config.optim.weight_decay,
             grad_clip=config.grad_clip,
+            packed=config.model.use_remove_padding,
+            checkpoint_activations=config.model.enable_gradient_checkpointing,
             threads=threads,
+            **engine_options(policy),
         )
         self._engine = self._critic
 
@@ -58,7 +60,7 @@ class CriticWorker(LearnerWorker):
         """Return ``values`` [N, R] float32: what is expected before each response token, under the current weights."""
         from rpcrl.batch.data_proto import DataProto
 
-        values = self._critic.compute_values(batch, micro_batch_size=self._forward_micro_batch_size or len(batch))
+        values = self._critic.compute_values(batch, **self._forward_pass)
         return DataProto.from_dict(tensors={"values": values})
 
     @register(Dispatch.DP_COMPUTE_METRIC, uneven="error")

@@ -15,6 +15,7 @@ from rpcrl.runtime.worker import Worker
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
     from rpcrl.engines.sharded import Sharded
+    from rpcrl.roles.passes import Pass
 
 __all__ = ["LearnerWorker"]
 
@@ -26,7 +27,7 @@ class LearnerWorker(Worker):
     """Its name in checkpoints."""
     _engine: Sharded
     _loss: Any
-    _micro_batch_size: int | None
+    _pass: Pass
 
     def _begin(self, seed: int) -> None:
         """Seed torch and, with several ranks, join their process group; call it before the engine is made."""
@@ -39,10 +40,7 @@ class LearnerWorker(Worker):
     def _update(self, mini_batch: DataProto) -> dict[str, float]:
         """Make one optimizer step on a mini-batch; returns this rank's figures."""
         figures = self._engine.train_mini_batch(
-            mini_batch,
-            self._loss,
-            micro_batch_size=self._micro_batch_size or len(mini_batch),
-            lr=float(mini_batch.meta_info["lr"]),
+            mini_batch, self._loss, **self._pass, lr=float(mini_batch.meta_info["lr"])
         )
         return {name: float(value) for name, value in figures.items()}
 

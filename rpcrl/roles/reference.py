@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rpcrl.dispatch.mode import Dispatch
 from rpcrl.dispatch.register import register
+from rpcrl.roles.passes import engine_options, ref_pass
 from rpcrl.runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -22,15 +23,22 @@ class ReferenceWorker(Worker):
         super().__init__()
         from rpcrl.engines.fsdp import FsdpEngine
 
-        self._micro_batch_size = config.ref.log_prob_micro_batch_size_per_gpu
+        self._pass = ref_pass(config.ref, config.actor)
         if self.world_size > 1:
             self.init_process_group()
-        self._engine = FsdpEngine(model_path, dtype=config.model.dtype, device=device, trainable=False, threads=threads)
+        self._engine = FsdpEngine(
+            model_path,
+            device=device,
+            trainable=False,
+            packed=config.model.use_remove_padding,
+            threads=threads,
+            **engine_options(config),
+        )
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """Return ``ref_log_prob`` [N, R] float32 for the responses of ``batch``."""
         from rpcrl.batch.data_proto import DataProto
 
-        log_prob, _ = self._engine.compute_log_prob(batch, micro_batch_size=self._micro_batch_size or len(batch))
+        log_prob, _ = self._engine.compute_log_prob(batch, **self._pass)
         return DataProto.from_dict(tensors={"ref_log_prob": log_prob})

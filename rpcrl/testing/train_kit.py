@@ -28,7 +28,13 @@ __all__ = ["TRAIN_CHECKS", "WorldReport", "train_report", "write_case"]
 
 ROWS, PROMPT, RESPONSE = 12, 6, 7
 RATES = (1e-3, 8e-4, 6e-4)
-MICRO_BATCHES = (1, 2, ROWS)
+MICRO_BATCHES: dict[str, dict[str, int]] = {
+    "1": {"micro_batch_size": 1},
+    "2": {"micro_batch_size": 2},
+    "all": {},
+    "30-tokens": {"max_tokens": 30},
+}
+"""Ways to cut a mini-batch; rows have up to 13 tokens."""
 TOLERANCE = 1e-5
 CHANGE_TOLERANCE = 1e-3
 """Of the parameters' change, relative: Adam divides by the gradient's size, which float32 knows less well."""
@@ -109,13 +115,15 @@ def train_report(make: MakeTrainEngine, case: Path, out: Path, *, rank: int, wor
     tensors: dict[str, Tensor] = {}
     engine = make(case / "model")
     tensors["log_prob"], _ = engine.compute_log_prob(_batch(case, 0, rank, world), micro_batch_size=2)
-    for micro in MICRO_BATCHES:
+    by_tokens, _ = engine.compute_log_prob(_batch(case, 0, rank, world), max_tokens=30)
+    tensors["log_prob_by_tokens"] = by_tokens
+    for micro, cut in MICRO_BATCHES.items():
         engine = make(case / "model")
         made = [
-            dict(engine.train_mini_batch(_batch(case, index, rank, world), ActorLoss(), micro_batch_size=micro, lr=lr))
+            dict(engine.train_mini_batch(_batch(case, index, rank, world), ActorLoss(), **cut, lr=lr))
             for index, lr in enumerate(RATES)
         ]
-        report["updates"][str(micro)] = made
+        report["updates"][micro] = made
         report["version"] = engine.weight_version
         tensors |= {f"micro-{micro}/{name}": tensor for name, tensor in _whole(engine).items()}
     report |= _resume(make, engine, case, out, rank, world)
@@ -219,10 +227,11 @@ def _load(path: Path) -> dict[str, Tensor]:
 def check_scores(report: WorldReport) -> None:
     """Log-probs equal the float64 reference's; rows and columns without a token are 0."""
     exact = _load(report.case / "scored.safetensors")["log_prob"]
-    ours = torch.cat([report.tensors(rank)["log_prob"] for rank in range(report.world)])
-    require(ours.dtype is torch.float32 and ours.shape == exact.shape, f"log-probs are {ours.dtype} {ours.shape}")
-    gap = float((ours.double() - exact).abs().max())
-    require(gap < TOLERANCE, f"log-probs are {gap} off the reference")
+    for name in ("log_prob", "log_prob_by_tokens"):
+        ours = torch.cat([report.tensors(rank)[name] for rank in range(report.world)])
+        require(ours.dtype is torch.float32 and ours.shape == exact.shape, f"{name} is {ours.dtype} {ours.shape}")
+        gap = float((ours.double() - exact).abs().max())
+        require(gap < TOLERANCE, f"{name} is {gap} off the reference")
 
 
 def check_updates(report: WorldReport) -> None:
@@ -249,7 +258,7 @@ def check_updates(report: WorldReport) -> None:
 
 def check_metrics(report: WorldReport) -> None:
     """Metrics are the whole mini-batch's, the same on every rank and for every size of micro-batches."""
-    first = report.ranks()[0]["updates"][str(MICRO_BATCHES[0])]
+    first = report.ranks()[0]["updates"]["1"]
     require(any(update["pg_clipfrac"] > 0 for update in first), "the case must clip some tokens")
     for seen in report.ranks():
         require(seen["version"] == len(RATES), "weight_version counts the mini-batches")

@@ -62,20 +62,22 @@ class ColocateTrainer(Trainer):
         """Add rewards, log-probs, values where there is a critic, and advantages."""
         from rpcrl.trainer import steps
 
-        algorithm = self.config.algorithm
+        algorithm, balance = self.config.algorithm, self.config.trainer.balance_batch
         metrics: dict[str, float] = {}
         with timer("reward"):
             batch = self.reward(batch)
         with timer("old_log_prob"):
-            batch = steps.old_log_prob(self.groups.actor, batch, recompute=algorithm.recompute_old_log_prob)
+            batch = steps.old_log_prob(
+                self.groups.actor, batch, recompute=algorithm.recompute_old_log_prob, balance=balance
+            )
             if algorithm.recompute_old_log_prob:
                 metrics.update(log_prob_difference(batch))
         if self.groups.reference is not None:
             with timer("ref"):
-                batch = steps.ref_log_prob(self.groups.reference, batch)
+                batch = steps.ref_log_prob(self.groups.reference, batch, balance=balance)
         if self.groups.critic is not None:
             with timer("values"):
-                batch = steps.values(self.groups.critic, batch)
+                batch = steps.values(self.groups.critic, batch, balance=balance)
         with timer("adv"):
             batch, more = steps.advantage(batch, algorithm, kl=self.kl)
         return batch, {**metrics, **more}
@@ -97,6 +99,7 @@ class ColocateTrainer(Trainer):
             mini_batch_rows=critic.mini_batch * self.config.actor_rollout_ref.rollout.n,
             epochs=critic.epochs,
             lr=self._rate(self.config.critic.optim, step),
+            balance=self.config.trainer.balance_batch,
         )
 
     def update_actor(self, batch: DataProto, step: int) -> dict[str, float]:
@@ -112,6 +115,7 @@ class ColocateTrainer(Trainer):
             lr=self._rate(actor.optim, step),
             temperature=rollout.temperature,
             extra_columns=("ref_log_prob",) if actor.use_kl_loss else (),
+            balance=self.config.trainer.balance_batch,
         )
 
     def _rate(self, optim: Optim, step: int) -> float:

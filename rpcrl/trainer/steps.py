@@ -19,6 +19,7 @@ from rpcrl.algorithms.aggregate import BatchCounts
 from rpcrl.algorithms.kl import FixedKl, KlController, kl_in_reward
 from rpcrl.batch.data_proto import DataProto
 from rpcrl.errors import BatchError
+from rpcrl.trainer.balancing import balanced, in_balance
 from rpcrl.trainer.metrics import reduce_metrics, tensors_of
 
 if TYPE_CHECKING:
@@ -149,28 +150,34 @@ def reward(workers: Any, batch: DataProto, decoder: TextDecoder) -> DataProto:
     )
 
 
-def old_log_prob(actor: Any, batch: DataProto, *, recompute: bool) -> DataProto:
-    """Add ``old_log_probs`` [N, R]: the sampler's own, or with ``recompute`` those of the trainer's model."""
+def _scored(method: Any, ranks: int, batch: DataProto, *, balance: bool) -> DataProto:
+    """Return what a model makes of each row, in the batch's order; ``balance`` deals rows out by length."""
+    rows = batch.select(batch_keys=list(ACTOR_COLUMNS), non_tensor_batch_keys=[])
+    result: DataProto = in_balance(method, rows, ranks) if balance else method(rows)
+    return result
+
+
+def old_log_prob(actor: Any, batch: DataProto, *, recompute: bool, balance: bool = False) -> DataProto:
+    """Add ``old_log_probs`` [N, R]: the sampler's own, or with ``recompute`` those of the trainer's model.
+
+    ``balance``, here and below, gives the ranks rows with about the same number of tokens; the result is the same.
+    """
     if recompute:
-        scored: DataProto = actor.compute_log_prob(
-            batch.select(batch_keys=list(ACTOR_COLUMNS), non_tensor_batch_keys=[])
-        )
+        scored = _scored(actor.compute_log_prob, actor.world_size, batch, balance=balance)
         return batch.union(scored.select(batch_keys=["old_log_probs"]))
     sampler = tensors_of(batch)["rollout_log_probs"]
     return batch.union(DataProto.from_dict(tensors={"old_log_probs": sampler.clone()}))
 
 
-def ref_log_prob(reference: Any, batch: DataProto) -> DataProto:
+def ref_log_prob(reference: Any, batch: DataProto, *, balance: bool = False) -> DataProto:
     """Add ``ref_log_prob`` [N, R]: log-probs under the frozen reference policy."""
-    scored: DataProto = reference.compute_ref_log_prob(
-        batch.select(batch_keys=list(ACTOR_COLUMNS), non_tensor_batch_keys=[])
-    )
+    scored = _scored(reference.compute_ref_log_prob, reference.world_size, batch, balance=balance)
     return batch.union(scored.select(batch_keys=["ref_log_prob"]))
 
 
-def values(critic: Any, batch: DataProto) -> DataProto:
+def values(critic: Any, batch: DataProto, *, balance: bool = False) -> DataProto:
     """Add ``values`` [N, R]: what the critic expects before each response token."""
-    scored: DataProto = critic.compute_values(batch.select(batch_keys=list(ACTOR_COLUMNS), non_tensor_batch_keys=[]))
+    scored = _scored(critic.compute_values, critic.world_size, batch, balance=balance)
     return batch.union(scored.select(batch_keys=["values"]))
 
 
@@ -215,7 +222,9 @@ def advantage(
     return batch.union(DataProto.from_dict(tensors=added)), metrics
 
 
-def update_critic(critic: Any, batch: DataProto, *, mini_batch_rows: int, epochs: int, lr: float) -> dict[str, float]:
+def update_critic(
+    critic: Any, batch: DataProto, *, mini_batch_rows: int, epochs: int, lr: float, balance: bool = False
+) -> dict[str, float]:
     """Make ``len(batch) / mini_batch_rows × epochs`` optimizer steps of the critic; returns ``critic/*`` figures.
 
     Reads ``values`` and ``returns``; mini-batches are made as those of ``update_actor`` are.
@@ -229,6 +238,7 @@ def update_critic(critic: Any, batch: DataProto, *, mini_batch_rows: int, epochs
         {"lr": lr},
         mini_batch_rows=mini_batch_rows,
         epochs=epochs,
+        balance=balance,
     )
     return _update_metrics("critic", parts)
 
@@ -242,6 +252,7 @@ def update_actor(
     lr: float,
     temperature: float,
     extra_columns: Sequence[str] = (),
+    balance: bool = False,
 ) -> dict[str, float]:
     """Make ``len(batch) / mini_batch_rows × epochs`` optimizer steps; returns ``actor/*`` figures.
 
@@ -252,7 +263,14 @@ def update_actor(
     columns = [*ACTOR_COLUMNS, "old_log_probs", "advantages", *extra_columns]
     meta = {"lr": lr, "temperature": temperature}
     parts = _updates(
-        actor.update_actor, actor.world_size, batch, columns, meta, mini_batch_rows=mini_batch_rows, epochs=epochs
+        actor.update_actor,
+        actor.world_size,
+        batch,
+        columns,
+        meta,
+        mini_batch_rows=mini_batch_rows,
+        epochs=epochs,
+        balance=balance,
     )
     return _update_metrics("actor", parts)
 
@@ -266,6 +284,7 @@ def _updates(
     *,
     mini_batch_rows: int,
     epochs: int,
+    balance: bool,
 ) -> list[dict[str, float]]:
     """Call ``update`` with each mini-batch, in order, ``epochs`` times over; returns the figures of each."""
     if len(batch) % mini_batch_rows:
@@ -276,7 +295,8 @@ def _updates(
     rows = batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[])
     parts = []
     for _ in range(epochs):
-        for mini in rows.split(mini_batch_rows):
+        for part in rows.split(mini_batch_rows):
+            mini = balanced(part, world_size)[0] if balance else part
             counts = BatchCounts.of(tensors_of(mini)["response_mask"], dp_size=world_size)
             request = DataProto(batch=mini.batch, non_tensor_batch={}, meta_info={**counts.as_meta_info(), **meta})
             parts.append(reduce_metrics(update(request)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,20 @@ from rpcrl.testing.train_kit import TRAIN_CHECKS, WorldReport, _batch, train_rep
 
 LIMIT_S = 200.0
 """For the ranks of a world to end, on a busy machine too: each imports torch and transformers first."""
-SHARD_LAYERS_ABOVE = {"tied": sharding.SHARD_LAYERS_ABOVE, "untied-layerwise": 0}
-CASES_OF_WORLD = {1: ["tied"], 2: ["tied", "untied-layerwise"], 4: ["tied"]}
+LAYERWISE = ("untied-layerwise", "untied-layerwise-packed-checkpointed")
+SETTINGS: dict[str, dict[str, object]] = {
+    "tied": {},
+    "tied-packed-checkpointed": {"packed": True, "checkpoint_activations": True},
+    "untied-layerwise": {},
+    "untied-layerwise-packed-checkpointed": {"packed": True, "checkpoint_activations": True},
+    "tied-ddp": {"strategy": "ddp"},
+    "untied-ddp-packed": {"strategy": "ddp", "packed": True},
+}
+CASES_OF_WORLD = {
+    1: ["tied", "tied-packed-checkpointed"],
+    2: ["tied", "untied-layerwise", "untied-layerwise-packed-checkpointed", "tied-ddp", "untied-ddp-packed"],
+    4: ["tied", "tied-ddp"],
+}
 
 
 class Reductions(TorchDispatchMode):
@@ -41,10 +54,10 @@ class Reductions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count_reductions(case: Path, rank: int, world: int) -> dict[str, int]:
+def count_reductions(case: Path, rank: int, world: int, settings: dict[str, object]) -> dict[str, int]:
     counts = {}
     for micro in (1, 2, 100):
-        engine = FsdpEngine(case / "model")
+        engine = FsdpEngine(case / "model", **settings)
         with Reductions() as seen:
             engine.train_mini_batch(_batch(case, 0, rank, world), ActorLoss(), micro_batch_size=micro, lr=1e-3)
         counts[str(micro)] = seen.count
@@ -55,23 +68,24 @@ def work(rank: int, world: int, store: str, cases: dict[str, tuple[str, str]]) -
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     try:
         for name, (case, out) in cases.items():
-            sharding.SHARD_LAYERS_ABOVE = SHARD_LAYERS_ABOVE[name]
-            train_report(FsdpEngine, Path(case), Path(out), rank=rank, world=world)
-            (Path(out) / f"extra-{rank}.json").write_text(json.dumps(extras(Path(case), rank, world)))
+            sharding.SHARD_LAYERS_ABOVE = 0 if name in LAYERWISE else 50_000_000
+            make = partial(FsdpEngine, **SETTINGS[name])
+            train_report(make, Path(case), Path(out), rank=rank, world=world)
+            (Path(out) / f"extra-{rank}.json").write_text(json.dumps(extras(Path(case), rank, world, SETTINGS[name])))
     finally:
         dist.destroy_process_group()
     # As rpcrl's workers end: taking an interpreter with torch's threads apart can abort after the work is done.
     os._exit(0)
 
 
-def extras(case: Path, rank: int, world: int) -> dict[str, object]:
-    engine = FsdpEngine(case / "model")
+def extras(case: Path, rank: int, world: int, settings: dict[str, object]) -> dict[str, object]:
+    engine = FsdpEngine(case / "model", **settings)
     rollout = TorchRolloutEngine(case / "model", load_weights=False)
     rollout.update_weights(engine.weights(bucket_bytes=5000), version=1)
     return {
         "sampled": sampled_rows(rollout),
-        "reductions": count_reductions(case, rank, world),
-        "sharded": {name: list(p.to_local().shape) for name, p in engine._model.named_parameters()},
+        "reductions": count_reductions(case, rank, world, settings),
+        "sharded": {name: list(part.shape) for name, part in engine._locals.items()},
     }
 
 
@@ -81,8 +95,8 @@ def sampled_rows(rollout: TorchRolloutEngine) -> list[list[object]]:
 
 def run_world(world: int, cases: dict[str, tuple[str, str]], store: Path) -> None:
     if world == 1:
-        for case, out in cases.values():
-            train_report(FsdpEngine, Path(case), Path(out), rank=0, world=1)
+        for name, (case, out) in cases.items():
+            train_report(partial(FsdpEngine, **SETTINGS[name]), Path(case), Path(out), rank=0, world=1)
         return
     arguments = (world, str(store), cases)
     context = mp.start_processes(work, arguments, nprocs=world, join=False, start_method="spawn")
@@ -101,7 +115,7 @@ def run_world(world: int, cases: dict[str, tuple[str, str]], store: Path) -> Non
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {}
-    for name in SHARD_LAYERS_ABOVE:
+    for name in ("tied", "untied"):
         folders[name] = tmp_path_factory.mktemp(name)
         write_case(folders[name], tied=name == "tied")
     return folders
@@ -113,7 +127,7 @@ def reports(
 ) -> list[WorldReport]:
     world = request.param
     root = tmp_path_factory.mktemp(f"world-{world}")
-    made = [WorldReport(cases[name], root / name, world) for name in CASES_OF_WORLD[world]]
+    made = [WorldReport(cases[name.partition("-")[0]], root / name, world) for name in CASES_OF_WORLD[world]]
     for report in made:
         report.out.mkdir()
     places = {report.out.name: (str(report.case), str(report.out)) for report in made}
@@ -136,7 +150,11 @@ def test_ranks_hold_shards_reduce_once_a_mini_batch_and_sample_alike(reports: li
         found = [json.loads(path.read_text()) for path in sorted(report.out.glob("extra-*.json"))]
         assert len(found) == (report.world if report.world > 1 else 0)
         for name, tensor in whole.items() if found else ():
-            assert sum(extra["sharded"][name.removeprefix("micro-1/")][0] for extra in found) == tensor.shape[0]
+            rows = [extra["sharded"][name.removeprefix("micro-1/")][0] for extra in found]
+            if "ddp" in report.out.name:
+                assert rows == [tensor.shape[0]] * report.world
+            else:
+                assert sum(rows) == tensor.shape[0]
         for extra in found:
             assert extra["sampled"] == expected
             counts = extra["reductions"]

@@ -50,6 +50,17 @@ def jobs(tmp_path_factory):
         (2, "trainer.n_gpus_per_node=2"),
         (4, "trainer.n_gpus_per_node=4"),
         ("2, micro-batches of 4", "trainer.n_gpus_per_node=2", "actor.ppo_micro_batch_size_per_gpu=4"),
+        (
+            "2, packed by tokens and balanced, replicas",
+            "trainer.n_gpus_per_node=2",
+            "actor.use_dynamic_bsz=true",
+            "actor.ppo_max_token_len_per_gpu=40",
+            "model.use_remove_padding=true",
+            "model.enable_gradient_checkpointing=true",
+            "actor.strategy=ddp",
+            "trainer.balance_batch=true",
+            "algorithm.recompute_old_log_prob=true",
+        ),
     ):
         job = train(root / f"run{len(made)}", *JOB, *overrides, trainer=Recording)
         made[name] = (job.batch, job.updates, job.config, job.run.path)

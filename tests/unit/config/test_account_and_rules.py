@@ -329,6 +329,38 @@ def test_modes_and_backends_that_fit_pass() -> None:
     assert list(_found(*free, mode="separate-async")) == ["trainer.v1.separate_async.parameter_sync_step"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("actor.use_dynamic_bsz=true", "actor.ppo_max_token_len_per_gpu=15"), "actor.ppo_max_token_len_per_gpu"),
+        (
+            ("actor.use_kl_loss=true", "ref.log_prob_use_dynamic_bsz=true", "ref.log_prob_max_token_len_per_gpu=15"),
+            "ref.log_prob_max_token_len_per_gpu",
+        ),
+        (
+            (
+                "algorithm.recompute_old_log_prob=true",
+                "actor.use_dynamic_bsz=true",
+                "rollout.log_prob_max_token_len_per_gpu=15",
+            ),
+            "rollout.log_prob_max_token_len_per_gpu",
+        ),
+        (
+            ("algorithm.adv_estimator=gae", "critic.use_dynamic_bsz=true", "critic.forward_max_token_len_per_gpu=15"),
+            "critic.forward_max_token_len_per_gpu",
+        ),
+    ],
+)
+def test_the_longest_sample_fits_into_a_pass(overrides: tuple[str, ...], key: str) -> None:
+    found = _found(*overrides)
+    full = key if key.startswith("critic.") else f"actor_rollout_ref.{key}"
+    assert list(found) == [full]
+    assert "8 + 8 = 16" in found[full].problem
+    assert found[full].remedies == (f"set {key} to 16 or more",)
+    assert not _found(*(override.replace("=15", "=16") for override in overrides))
+    assert not _found(*(override for override in overrides if "dynamic" not in override))
+
+
 PPO = ("algorithm.adv_estimator=gae",)
 
 

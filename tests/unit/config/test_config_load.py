@@ -207,7 +207,8 @@ def test_p95_a_misspelt_key_in_a_file_is_refused_too(tmp_path: Path) -> None:
 
 def test_a_known_verl_key_without_a_setting_has_its_own_message() -> None:
     for override, part in (
-        ("critic.use_dynamic_bsz=true", "batching by tokens"),
+        ("critic.strategy=megatron", "as the actor is"),
+        ("actor.fsdp_config.model_dtype=bf16", "float32"),
         ("critic.model.lora_rank=8", "LoRA"),
         ("ray_kwargs.ray_init.num_cpus=4", "no Ray"),
         ("rollout.gpu_memory_utilization=0.6", "vLLM"),

@@ -5,7 +5,7 @@ import torch
 
 from rpcrl.algorithms.aggregate import BatchCounts
 from rpcrl.batch.data_proto import DataProto
-from rpcrl.config.run import ActorRolloutRef, Critic
+from rpcrl.config.run import Actor, ActorRolloutRef, Critic, CriticModel
 from rpcrl.errors import CheckpointError
 from rpcrl.roles.actor import ActorWorker
 from rpcrl.roles.critic import CriticWorker
@@ -13,7 +13,7 @@ from rpcrl.tasks.sort_digits import base_checkpoint
 from tests.unit.roles.local_group import local_groups
 
 COMMON = {"model_path": str(base_checkpoint()), "device": "cpu", "threads": 1, "seed": 0}
-OF_THE_POLICY = {"dtype": "float32", "loss_agg_mode": "token-mean"}
+OF_THE_POLICY = {"policy": ActorRolloutRef()}
 
 
 def critic_class(config=None, **changes):
@@ -62,21 +62,32 @@ def test_a_value_moves_no_further_than_the_range():
 
 @pytest.mark.parametrize(("own", "actors", "used"), [(None, "token-sum", 16.0), ("token-mean", "token-sum", 1.0)])
 def test_the_loss_is_aggregated_as_the_actors_unless_it_says_otherwise(own, actors, used):
-    with local_groups({"critic": critic_class(Critic(loss_agg_mode=own), loss_agg_mode=actors)}) as groups:
+    with local_groups(
+        {"critic": critic_class(Critic(loss_agg_mode=own), policy=ActorRolloutRef(actor=Actor(loss_agg_mode=actors)))}
+    ) as groups:
         loss = groups["critic"].update_critic(batch(0))[0]["vf_loss"]
     assert loss == pytest.approx(used * float(batch(0).batch["returns"].square().mean() / 2), rel=1e-5)
 
 
 def test_micro_batches_change_nothing():
     figures = []
-    for size in (None, 1):
-        config = Critic(ppo_micro_batch_size_per_gpu=size, forward_micro_batch_size_per_gpu=size)
+    for config in (
+        Critic(),
+        Critic(ppo_micro_batch_size_per_gpu=1, forward_micro_batch_size_per_gpu=1),
+        Critic(
+            use_dynamic_bsz=True,
+            ppo_max_token_len_per_gpu=20,
+            forward_max_token_len_per_gpu=10,
+            model=CriticModel(use_remove_padding=True, enable_gradient_checkpointing=True),
+        ),
+    ):
         with local_groups({"critic": critic_class(config)}) as groups:
             made = [groups["critic"].update_critic(batch(seed))[0] for seed in (0, 1)]
             figures.append((made, values(groups["critic"])))
-    for mine, theirs in zip(*(made for made, _ in figures), strict=True):
-        assert theirs == pytest.approx(mine, rel=1e-4)
-    torch.testing.assert_close(figures[0][1], figures[1][1], atol=1e-5, rtol=1e-4)
+    for made, found in figures[1:]:
+        for mine, theirs in zip(figures[0][0], made, strict=True):
+            assert theirs == pytest.approx(mine, rel=1e-4)
+        torch.testing.assert_close(figures[0][1], found, atol=1e-5, rtol=1e-4)
 
 
 def test_a_restored_critic_goes_on_bit_for_bit_beside_the_actors_files(tmp_path):

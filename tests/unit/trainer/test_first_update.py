@@ -44,8 +44,7 @@ def test_loss_of_the_first_update_equals_the_float64_reference(name: str) -> Non
         "reward": (RewardWorker, ("rpcrl.tasks.sort_digits:score",), {}),
     }
     if name == "gae":
-        policy = {"dtype": "float32", "loss_agg_mode": roles.actor.loss_agg_mode}
-        classes["critic"] = (CriticWorker, (config.critic,), {**common, **policy, "seed": 0})
+        classes["critic"] = (CriticWorker, (config.critic,), {**common, "policy": roles, "seed": 0})
     tokenizer = load_tokenizer(base_checkpoint())
     with local_groups(classes) as groups:
         steps.update_weights(groups["rollout"], version=0)
