@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 
@@ -29,7 +30,7 @@ def test_a_value_that_is_kept_and_read_is_counted() -> None:
 
 
 def test_what_goes_into_shared_memory_is_counted_once() -> None:
-    run_id = f"test-{secrets.token_hex(6)}"
+    run_id = f"test-{os.getpid()}-{secrets.token_hex(6)}"
     budget = Budget(run_id, 1 << 24)
     try:
         before = traffic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.unit.shm.conftest import MIB
 
 @pytest.fixture
 def join() -> Iterator[Callable[[str], Exchange]]:
-    run_id, joined = f"test-{secrets.token_hex(6)}", []
+    run_id, joined = f"test-{os.getpid()}-{secrets.token_hex(6)}", []
 
     def make(identity: str) -> Exchange:
         joined.append(Exchange(run_id, identity, 64 * MIB))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Pair:
 
 @pytest.fixture(params=["inproc", "ipc"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    run_id = f"test-{secrets.token_hex(6)}"
+    run_id = f"test-{os.getpid()}-{secrets.token_hex(6)}"
     address = f"inproc://{run_id}" if request.param == "inproc" else f"ipc://{tmp_path}/s"
     listener = listen(address)
     plain = Ended(connect(address, identity="client"))
