@@ -6,6 +6,7 @@
 #   make test-slow   the tests marked slow (full training runs, GSM8K); not part of `make test`
 #   make test-gpu    the tests marked gpu or gpu2; they skip, with the reason, without a device
 #   make bench       every benchmark (BENCH_ARGS=--quick for a look)
+#   make bench-rivals  virtual environments in .rivals with the systems that `rpcrl bench dispatch` compares with (2 GB)
 #   make clean       remove the environment, the caches and the build leftovers
 #
 # PYTHON=python3.12 picks the interpreter (3.11 or newer); VENV=path puts the environment elsewhere.
@@ -13,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run check fix test test-slow test-gpu bench clean
+.PHONY: help install run check fix test test-slow test-gpu bench bench-rivals clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -70,9 +71,21 @@ test-gpu: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_import.py $(BENCH_ARGS)
-	$(BIN)/python benchmarks/bench_dispatch.py $(BENCH_ARGS)
+	$(BIN)/rpcrl bench dispatch $(BENCH_ARGS)
 	$(BIN)/python benchmarks/bench_shared_memory.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/bench_step.py $(BENCH_ARGS)
+
+# torch first, and what verl needs by hand: left to itself, pip searches for many minutes among its requirements.
+RIVALS ?= .rivals
+bench-rivals: $(STAMP)
+	$(PYTHON) -m venv --clear $(RIVALS)/ray
+	$(RIVALS)/ray/bin/python -m pip install -q --no-input -r requirements/cpu.txt
+	$(RIVALS)/ray/bin/python -m pip install -q --no-input ray==2.60.0 'tensordict==0.12.*' transformers==5.17.0 hydra-core codetiming datasets pandas peft pyarrow pylatexenc torchdata dill wandb tensorboard cachetools accelerate
+	$(RIVALS)/ray/bin/python -m pip install -q --no-input --no-deps verl==0.9.1 transferqueue
+	$(PYTHON) -m venv --clear $(RIVALS)/monarch
+	$(RIVALS)/monarch/bin/python -m pip install -q --no-input -r requirements/cpu.txt
+	$(RIVALS)/monarch/bin/python -m pip install -q --no-input torchmonarch==0.7.0
+	@echo "installed; torch RPC comes with torch. Now: rpcrl bench dispatch --rivals all"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 
-from harness import ROOT, Case, measure, options, report
+from report import ROOT, options, report
+
+from rpcrl.bench.measure import Case, measure, timed
 
 
 def _command(*arguments: str) -> list[str]:
@@ -31,12 +33,12 @@ def main() -> None:
         )
 
     cases = [
-        Case("python", "start", lambda: run("-c", "pass")),
-        Case("rpcrl", "import rpcrl", lambda: run("-c", "import rpcrl")),
-        Case("rpcrl", "rpcrl --help", lambda: run("-m", "rpcrl.cli.main", "--help")),
-        Case("rpcrl", "import DataProto", lambda: run("-c", "from rpcrl import DataProto")),
+        Case("python", "start", timed(lambda: run("-c", "pass"))),
+        Case("rpcrl", "import rpcrl", timed(lambda: run("-c", "import rpcrl"))),
+        Case("rpcrl", "rpcrl --help", timed(lambda: run("-m", "rpcrl.cli.main", "--help"))),
+        Case("rpcrl", "import DataProto", timed(lambda: run("-c", "from rpcrl import DataProto"))),
     ]
-    rows = measure(cases, rounds=3 if chosen.quick else 15, warm_up=1, budget_s=10 if chosen.quick else 90)
+    rows = measure(cases, rounds=3 if chosen.quick else 15, warm_up=1, per_turn=1, budget_s=10 if chosen.quick else 90)
     report("bench_import: seconds to start", rows, chosen.json)
 
 

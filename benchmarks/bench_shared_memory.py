@@ -2,7 +2,7 @@
 
 The buffer is put into the arena, a note goes to a process on the host by a Unix socket, that process maps it and
 answers. ``untouched``: it only maps. ``touched``: it reads every byte, as it does of what ZeroMQ brings; the memcpy is
-followed by one read of the copy. No codec, no call: for those see ``bench_dispatch``.
+followed by one read of the copy. No codec, no call: for those see ``rpcrl bench dispatch``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import zmq
-from harness import Case, Row, measure, options, report
+from report import options, report
 
 import rpcrl
+from rpcrl.bench.measure import Case, Row, measure, timed
 from rpcrl.leftovers import remove_shared_memory
 from rpcrl.shm.arena import Arena, Loan
 from rpcrl.shm.budget import Budget
@@ -120,11 +121,11 @@ def measure_sizes(sizes_mib: list[int], *, rounds: int, budget_s: float) -> list
 
             systems: dict[str, tuple[str, Callable[[bool], object]]] = {
                 "memcpy": ("copy", memcpy),
-                "raw zmq": ("hand over", lambda touch, d=data: pair.by_socket(d, touch=touch)),
+                "raw_zmq": ("hand over", lambda touch, d=data: pair.by_socket(d, touch=touch)),
                 "rpcrl": ("hand over", lambda touch, d=data: pair.by_arena(d, touch=touch)),
             }
             cases = [
-                Case(system, case, lambda w=work, t=touch: w(t), variant, workers=1, mib=float(mib))
+                Case(system, case, timed(lambda w=work, t=touch: w(t)), variant, workers=1, mib=float(mib))
                 for variant, touch in (("untouched", False), ("touched", True))
                 for system, (case, work) in systems.items()
             ]

@@ -14,7 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness import ROOT, Case, Row, options, report, row_of
+from report import ROOT, options, report
+
+from rpcrl.bench.measure import Case, Row, row_of
 
 LEFT_OUT_STEPS = 3
 
@@ -57,7 +59,7 @@ def rows_of(run_dir: Path, *, variant: str, workers: int) -> tuple[list[Row], fl
     rows = []
     for phase in phases:
         samples = [entry[phase] for entry in steps if phase in entry]
-        case = Case("rpcrl", phase.removeprefix("timing_s/"), lambda: None, variant=variant, workers=workers)
+        case = Case("rpcrl", phase.removeprefix("timing_s/"), lambda _: [], variant=variant, workers=workers)
         rows.append(row_of(case, samples))
     rates = sorted(entry["perf/total_num_tokens"] / entry["timing_s/step"] for entry in steps)
     return rows, rates[len(rates) // 2]

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import click
 
+from rpcrl.cli.bench import bench
 from rpcrl.cli.doctor import doctor
 from rpcrl.cli.launch import launch
 from rpcrl.cli.logs import logs
@@ -35,6 +36,7 @@ cli.add_command(launch)
 cli.add_command(plan)
 cli.add_command(doctor)
 cli.add_command(logs)
+cli.add_command(bench)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
