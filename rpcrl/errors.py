@@ -24,6 +24,7 @@
     │   └── Remote<Builtin>Error    the same, and the builtin type that was raised (``except ValueError``)
     ├── ReplyDiscardedError         the method has run, but its reply is no longer kept; it is not run again
     ├── CallTimeoutError  (TimeoutError)    unknown: the method may still run, or have run
+    ├── WeightSyncError             weights did not get across; the sync group was thrown away, the next sync makes one
     └── CheckpointError             a checkpoint cannot be written, read, or does not belong to this run
 
 *Closed* means that you did it, *Lost* that they did, *Timeout* that nobody knows.
@@ -56,6 +57,7 @@ __all__ = [
     "UnknownMethodError",
     "UsageError",
     "Violation",
+    "WeightSyncError",
     "WireError",
     "WorkerExit",
     "WorkerLostError",
@@ -313,6 +315,14 @@ class ReplyDiscardedError(RpcrlError):
 
 class CallTimeoutError(RpcrlError, TimeoutError):
     """No reply within the deadline: the method may still run, or have run."""
+
+
+class WeightSyncError(RpcrlError):
+    """Weights did not get from the trainer to the rollout.
+
+    The sync group was thrown away, and the next sync makes a new one. A rollout that had begun to take weights samples
+    no more until a sync has ended well.
+    """
 
 
 class CheckpointError(RpcrlError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rpcrl.cli.view import RunView
     from rpcrl.config.run import RunConfig
-    from rpcrl.trainer.colocate import ColocateTrainer
+    from rpcrl.trainer.base import Trainer
 
 __all__ = ["launch", "run_to_exit_code"]
 
@@ -101,13 +101,13 @@ def _launch(config: RunConfig, what: str, *, lines: str, debug: bool) -> int:
     from rich.console import Console
 
     from rpcrl.cli.view import RunView
-    from rpcrl.trainer.colocate import ColocateTrainer
+    from rpcrl.trainer.modes import trainer_of
 
     console = Console(highlight=False)
     _print_header(console, config)
     view = RunView(console)
     _set_up_logging(console, debug=debug)
-    trainer = ColocateTrainer(config, observer=view, console=lines, console_sink=view.worker_line)
+    trainer = trainer_of(config.trainer.mode)(config, observer=view, console=lines, console_sink=view.worker_line)
     with ending_in_order():
         return run_to_exit_code(
             lambda: _run(trainer, view, what, console, config),
@@ -117,7 +117,7 @@ def _launch(config: RunConfig, what: str, *, lines: str, debug: bool) -> int:
         )
 
 
-def _run(trainer: ColocateTrainer, view: RunView, what: str, console: Console, config: RunConfig) -> None:
+def _run(trainer: Trainer, view: RunView, what: str, console: Console, config: RunConfig) -> None:
     with view:
         if what == "fit":
             trainer.fit()
@@ -130,7 +130,7 @@ def _run(trainer: ColocateTrainer, view: RunView, what: str, console: Console, c
             console.print(line, markup=False, style="dim")
 
 
-def interrupted_lines(where: str, trainer: ColocateTrainer | None) -> list[str]:
+def interrupted_lines(where: str, trainer: Trainer | None) -> list[str]:
     """Return where a run was interrupted, and how a training goes on; ``trainer`` is None where none goes on."""
     lines = [f"interrupted in {where}; every process of the run was ended" if where else "interrupted"]
     if trainer is None or not hasattr(trainer, "run"):
@@ -187,7 +187,7 @@ def _tell_logs(logs: Path | None) -> None:
         click.echo(f"logs of the processes: {logs}", err=True)
 
 
-def _logs(trainer: ColocateTrainer, view: RunView) -> Path | None:
+def _logs(trainer: Trainer, view: RunView) -> Path | None:
     """Return the run's log folder; None when the run failed before it had one."""
     run = getattr(trainer, "run", None)
     if run is not None:

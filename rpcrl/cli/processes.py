@@ -8,18 +8,18 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rpcrl.config.account import Pool, account
+from rpcrl.config.account import Pool, account, all_devices, is_separate, rollout_devices, trainer_devices
 from rpcrl.config.run import RunConfig
 from rpcrl.env import THREAD_VARIABLES, child_path, snapshot
 from rpcrl.errors import StartError, Violation
 
 __all__ = ["device_checks", "dry_run_lines", "layout", "planned", "resolved_device"]
 
-_GROUP_OF_POOL = {"global_pool": "trainer", "reward_workers": "reward"}
+_GROUP_OF_POOL = {"global_pool": "trainer", "rollout_pool": "rollout", "reward_workers": "reward"}
 
 
 def layout(config: RunConfig, *, device: str) -> dict[str, object]:
-    """Return the launcher's layout of a colocate run: its groups, on how many nodes, with which environment."""
+    """Return the launcher's layout of a run: its groups, on how many nodes, with which environment."""
     groups = []
     for pool in account(config).pools:
         threads = config.trainer.threads_per_worker if pool.gpus else 1
@@ -29,11 +29,18 @@ def layout(config: RunConfig, *, device: str) -> dict[str, object]:
                     "group": group,
                     "process_on_nodes": list(pool.process_on_nodes),
                     "device": device if pool.gpus else None,
+                    "slot_offset": _slot_offset(pool, config),
                     "roles": roles,
                     "environment": dict.fromkeys(THREAD_VARIABLES, str(threads)),
                 }
             )
     return {"run_id": "dry-run", "log_dir": "RUN_DIR/logs", "groups": groups}
+
+
+def _slot_offset(pool: Pool, config: RunConfig) -> list[int]:
+    """Return the first device slot of a pool on each node: the rollout's devices are those behind the trainer's."""
+    first = config.trainer.n_gpus_per_node if pool.name == "rollout_pool" else 0
+    return [first] * len(pool.process_on_nodes)
 
 
 def _groups_of(pool: Pool, config: RunConfig) -> Iterator[tuple[str, list[str]]]:
@@ -85,13 +92,16 @@ def device_checks(config: RunConfig) -> list[Violation]:
     problems = planned(layout(config, device="cuda"))["violations"]
     if not problems:
         return []
-    world = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    world = f"{all_devices(config)} workers"
+    remedy = "set trainer.n_gpus_per_node to the number of GPUs"
+    if is_separate(config):
+        world += f" ({trainer_devices(config)} of the trainer and {rollout_devices(config)} of the rollout)"
+        remedy = "set trainer.n_gpus_per_node + rollout.n_gpus_per_node to the number of GPUs"
     return [
         Violation(
             "trainer.n_gpus_per_node",
-            f"trainer.device=cuda, and {len(problems)} of {world} workers get no device of their own: "
-            f"{problems[0]['problem']}",
-            ("set trainer.n_gpus_per_node to the number of GPUs", "or set trainer.device=cpu: virtual devices"),
+            f"trainer.device=cuda, and {len(problems)} of {world} get no device of their own: {problems[0]['problem']}",
+            (remedy, "or set trainer.device=cpu: virtual devices"),
         )
     ]
 

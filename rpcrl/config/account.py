@@ -20,6 +20,7 @@ __all__ = [
     "WeightSyncs",
     "account",
     "account_json",
+    "all_devices",
     "is_separate",
     "learners",
     "needs_critic",
@@ -90,6 +91,11 @@ def rollout_devices(config: RunConfig) -> int:
         rollout = config.actor_rollout_ref.rollout
         return rollout.nnodes * rollout.n_gpus_per_node
     return trainer_devices(config)
+
+
+def all_devices(config: RunConfig) -> int:
+    """Return the devices of trainer and rollout together, whether they share them or not."""
+    return trainer_devices(config) + (rollout_devices(config) if is_separate(config) else 0)
 
 
 def replica_devices(config: RunConfig) -> int:

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rpcrl.config.account import replica_devices
+from rpcrl.config.account import replica_devices, rollout_devices
 from rpcrl.config.keys import settings, short_key
-from rpcrl.config.rule import ROLLOUT
+from rpcrl.config.rule import BACKEND, ROLLOUT
 from rpcrl.config.run import RunConfig
 from rpcrl.errors import Violation
 
-__all__ = ["IDLE", "resume_checks", "version_checks"]
+__all__ = ["IDLE", "RUN_MODES", "resume_checks", "version_checks"]
 
 IDLE: Mapping[str, str] = {
     f"{ROLLOUT}.n_gpus_per_node": "belongs to the rollout's own pool in the separate modes",
+    f"{ROLLOUT}.checkpoint_engine.update_weights_timeout_s": "belongs to weight syncs between 2 pools",
     f"{ROLLOUT}.checkpoint_engine.backend": "is how weights cross pools in the separate modes; in one pool they are "
     "handed over in place",
     "trainer.max_staleness": "belongs to the async modes",
@@ -31,20 +32,35 @@ IDLE: Mapping[str, str] = {
 }
 """Settings that nothing reads in a run of this version, each with the reason; a launch takes only their defaults."""
 
+_IDLE_IN_COLOCATE_ONLY = (
+    f"{ROLLOUT}.n_gpus_per_node",
+    f"{ROLLOUT}.checkpoint_engine.backend",
+    f"{ROLLOUT}.checkpoint_engine.update_weights_timeout_s",
+)
+_IDLE_IN_SEPARATE_ONLY: Mapping[str, str] = {
+    f"{ROLLOUT}.free_cache_engine": "is about devices that trainer and rollout share; in mode separate they share none",
+}
+
 _PARALLEL = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+
+
+RUN_MODES = ("colocate", "separate")
+"""Modes that this version trains in."""
 
 
 def version_checks(config: RunConfig) -> list[Violation]:
     """Return what this version accounts but does not run."""
-    return [*_modes(config), *_nodes(config), *_engines(config), *_reward_models(config), *_idle(config)]
+    rules = (_modes, _nodes, _engines, _transports, _reward_models, _idle)
+    return [violation for rule in rules for violation in rule(config)]
 
 
 def _modes(config: RunConfig) -> Iterator[Violation]:
-    if config.trainer.mode != "colocate":
+    if config.trainer.mode not in RUN_MODES:
         yield Violation(
             "trainer.mode",
-            f"this version trains in mode colocate; {config.trainer.mode} is accounted by `rpcrl plan` and not run",
-            ("choose --mode colocate",),
+            f"this version trains in the modes {' and '.join(RUN_MODES)}; {config.trainer.mode} is accounted by "
+            "`rpcrl plan` and not run",
+            tuple(f"{'' if index == 0 else 'or '}choose --mode {mode}" for index, mode in enumerate(RUN_MODES)),
         )
 
 
@@ -54,6 +70,25 @@ def _nodes(config: RunConfig) -> Iterator[Violation]:
             "trainer.nnodes",
             f"this version runs on one machine; {config.trainer.nnodes} nodes are accounted by `rpcrl plan`",
             (f"set trainer.nnodes=1 (with trainer.n_gpus_per_node={config.trainer.n_gpus_per_node})",),
+        )
+    rollout = config.actor_rollout_ref.rollout
+    if config.trainer.mode == "separate" and rollout.nnodes > 1:
+        yield Violation(
+            f"{ROLLOUT}.nnodes",
+            f"this version runs on one machine; {rollout.nnodes} nodes of the rollout are accounted by `rpcrl plan`",
+            (f"set rollout.nnodes=1 (with rollout.n_gpus_per_node={rollout.n_gpus_per_node})",),
+        )
+
+
+def _transports(config: RunConfig) -> Iterator[Violation]:
+    backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
+    if config.trainer.mode == "separate" and backend == "nccl" and config.trainer.device == "cpu":
+        ranks = 1 + rollout_devices(config)
+        yield Violation(
+            BACKEND,
+            f"nccl moves weights between GPUs, one for each of its {ranks} ranks (trainer rank 0 and "
+            f"{rollout_devices(config)} of the rollout); with trainer.device=cpu there are 0",
+            ("set rollout.checkpoint_engine.backend=broadcast (gloo on CPUs)", "or set trainer.device=cuda"),
         )
 
 
@@ -88,9 +123,13 @@ def _reward_models(config: RunConfig) -> Iterator[Violation]:
 
 def _idle(config: RunConfig) -> Iterator[Violation]:
     """Yield what is set and would be ignored; beside a refused mode or reward model it would only repeat that."""
-    if config.trainer.mode != "colocate" or config.reward.reward_model.enable:
+    if config.trainer.mode not in RUN_MODES or config.reward.reward_model.enable:
         return
-    for key, why in IDLE.items():
+    idle = dict(IDLE)
+    if config.trainer.mode == "separate":
+        idle = {key: why for key, why in IDLE.items() if key not in _IDLE_IN_COLOCATE_ONLY}
+        idle.update(_IDLE_IN_SEPARATE_ONLY)
+    for key, why in idle.items():
         value: object = config
         for part in key.split("."):
             value = getattr(value, part)

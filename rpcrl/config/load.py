@@ -29,6 +29,16 @@ _FN_NAME = "reward.custom_reward_function.name"
 _RESUME_MODE = "trainer.resume_mode"
 _RESUME_PATH = "trainer.resume_from_path"
 
+SEPARATE_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "trainer.n_gpus_per_node": 1,
+        "actor_rollout_ref.rollout.nnodes": 1,
+        "actor_rollout_ref.rollout.n_gpus_per_node": 1,
+        "actor_rollout_ref.rollout.checkpoint_engine.backend": "broadcast",
+    }
+)
+"""What holds in mode separate when nobody sets it: the two devices of the default job, one for each pool."""
+
 Check = Callable[[RunConfig], Sequence[Violation]]
 _NO_FLAGS: Mapping[str, tuple[str, Any]] = MappingProxyType({})
 
@@ -120,6 +130,8 @@ def read(
         unread.update(source.unread)
     if merged.get("trainer.total_epochs") is not None and "trainer.total_training_steps" not in merged:
         merged["trainer.total_training_steps"] = None
+    if merged.get("trainer.mode") == "separate":
+        merged = {**SEPARATE_DEFAULTS, **merged}
     config, mistyped = _validated(merged)
     problems.extend(mistyped)
     unread.update(violation.key for violation in mistyped)

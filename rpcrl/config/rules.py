@@ -221,8 +221,16 @@ def _weights_can_cross(config: RunConfig) -> Iterator[Violation]:
             f"{backend!r} is not in this version (known: {or_(BACKENDS)})",
             (f"set {BACKEND}=broadcast",),
         )
+    elif ":" in backend:
+        if not is_separate(config):
+            yield Violation(
+                BACKEND,
+                f"{backend} is a channel between 2 pools, and in mode {mode} there is 1",
+                ("set rollout.checkpoint_engine.backend=naive", "or choose --mode separate"),
+            )
     elif backend not in BACKENDS:
-        yield Violation(BACKEND, f"{backend!r} is not one of {or_(BACKENDS)}", (f"set {BACKEND}=naive",))
+        known = f"{or_(BACKENDS)}, and no module:Class"
+        yield Violation(BACKEND, f"{backend!r} is not one of {known}", (f"set {BACKEND}=naive",))
     elif is_separate(config) and backend == "naive":
         yield Violation(
             BACKEND,

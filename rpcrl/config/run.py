@@ -211,9 +211,14 @@ class CheckpointEngine(Section):
     """How weights get from the trainer to the rollout."""
 
     backend: Text = _setting(
-        "naive", "naive (in place, one pool), or broadcast/nccl (torch.distributed over two pools)"
+        "naive",
+        "naive (in place, one pool), broadcast or nccl (torch.distributed over two pools), or a channel of yours: "
+        "module:Class or file.py:Class; broadcast if unset in separate",
     )
     update_weights_bucket_megabytes: Count = _setting(256, "Weights moved at once, MiB")
+    update_weights_timeout_s: Positive = _setting(
+        30.0, "Separate modes: how long ranks wait for one another in each part of a weight sync, s"
+    )
 
 
 class Rollout(Section):
@@ -227,10 +232,14 @@ class Rollout(Section):
     tensor_model_parallel_size: Count = _setting(1, "TP, devices that share each layer of a replica")
     data_parallel_size: Count = _setting(1, "DP inside one replica, devices")
     pipeline_model_parallel_size: Count = _setting(1, "PP, stages of a replica")
-    nnodes: CountOrZero = _setting(0, "Nodes of the rollout's own pool; 0 in the colocate modes")
-    n_gpus_per_node: CountOrZero = _setting(0, "Devices per node of the rollout's own pool")
+    nnodes: CountOrZero = _setting(
+        0, "Nodes of the rollout's own pool; 0 in the colocate modes, 1 if unset in separate"
+    )
+    n_gpus_per_node: CountOrZero = _setting(0, "Devices per node of the rollout's own pool; 1 if unset in separate")
     calculate_log_probs: bool = _setting(True, "Return the log-prob of each sampled token")
-    free_cache_engine: bool = _setting(True, "Free the rollout's weights and cache while the trainer works")
+    free_cache_engine: bool = _setting(
+        True, "Free the rollout's weights and cache while the trainer works; colocate modes"
+    )
     log_prob_micro_batch_size_per_gpu: Count | None = _setting(
         None, "Samples per forward pass when log-probs are recomputed; null takes all of the rank's"
     )
@@ -384,7 +393,9 @@ class Trainer(Section):
         "cpu", "cpu counts virtual devices; cuda takes GPUs; auto takes cuda where there are enough, else cpu"
     )
     nnodes: Count = _setting(1, "Nodes of the trainer's pool")
-    n_gpus_per_node: Count = _setting(2, "Devices (worker processes) per node of the trainer's pool")
+    n_gpus_per_node: Count = _setting(
+        2, "Devices (worker processes) per node of the trainer's pool; 1 if unset in separate"
+    )
     max_colocate_count: Count = _setting(3, "Worker groups that may share a device; a worker counts for 1/this of it")
     total_training_steps: Count | None = _setting(
         100, "Length of the run, steps; null ends after total_epochs, and giving only total_epochs means null"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ class ParameterStore:
         try:
             for bucket in self._checked_ahead(buckets):
                 named = list(bucket)
-                self._check(named)
+                self._check({name: tensor.shape for name, tensor in named})
                 changed = True
                 with torch.no_grad():
                     for name, tensor in named:
@@ -81,25 +81,28 @@ class ParameterStore:
             raise
         self.torn = False
 
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise UsageError naming what is unknown, misshapen or missing among weights of these names and shapes."""
+        self._check(shapes)
+        given = {id(self._by_name[name]) for name in shapes}
+        self._refuse_missing({key: tensor for key, tensor in self._unique.items() if key not in given})
+
     def _checked_ahead(self, buckets: Iterable[NamedTensors]) -> Iterable[NamedTensors]:
         """Check everything first if it is all here; a stream can only be checked bucket by bucket."""
         if not isinstance(buckets, (list, tuple)):
             return buckets
         complete = [list(bucket) for bucket in buckets]
-        named = [pair for bucket in complete for pair in bucket]
-        self._check(named)
-        given = {id(self._by_name[name]) for name, _ in named}
-        self._refuse_missing({key: tensor for key, tensor in self._unique.items() if key not in given})
+        self.check({name: tensor.shape for bucket in complete for name, tensor in bucket})
         return complete
 
-    def _check(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        unknown = [name for name, _ in named if name not in self._by_name]
+    def _check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        unknown = [name for name in shapes if name not in self._by_name]
         if unknown:
             raise UsageError(f"update_weights: the model has no parameter {_listed(unknown)}")
         wrong = [
-            f"{name} (got {list(tensor.shape)}, the model has {list(self._by_name[name].shape)})"
-            for name, tensor in named
-            if tensor.shape != self._by_name[name].shape
+            f"{name} (got {list(shape)}, the model has {list(self._by_name[name].shape)})"
+            for name, shape in shapes.items()
+            if tuple(shape) != tuple(self._by_name[name].shape)
         ]
         if wrong:
             raise UsageError(f"update_weights: wrong shapes: {_listed(wrong)}")

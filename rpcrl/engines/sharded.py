@@ -302,6 +302,13 @@ class Sharded:
         for bucket in buckets:
             yield list(zip(bucket, self._dp.full(list(bucket.values())), strict=True))
 
+    def weight_specs(self) -> list[tuple[str, str, list[int]]]:
+        """Return name, dtype and whole shape of the tensors that ``weights`` yields, in its order; no collective."""
+        return [
+            (name, str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
+            for name, parameter in self._model.named_parameters()
+        ]
+
     # ---------------------------------------------------------------- checkpoints
 
     def save(self, directory: Path) -> Mapping[str, object]:

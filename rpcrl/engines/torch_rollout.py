@@ -150,6 +150,10 @@ class TorchRolloutEngine:
         self._usable = True
         self._version = version
 
+    def check_weights(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise UsageError, with nothing changed, when these are not the weights that ``update_weights`` needs."""
+        self._store.check(shapes)
+
     @staticmethod
     def _checked(tags: Sequence[str]) -> list[str]:
         names = [tags] if isinstance(tags, str) else list(tags)

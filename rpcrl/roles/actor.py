@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from rpcrl.dispatch.mode import Dispatch
 from rpcrl.dispatch.register import register
 from rpcrl.roles.learner import LearnerWorker
 from rpcrl.roles.passes import actor_pass, engine_options, log_prob_pass
+from rpcrl.roles.weight_sync import WeightSender
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ def actor_loss(config: Actor) -> ActorLoss:
     )
 
 
-class ActorWorker(LearnerWorker):
+class ActorWorker(LearnerWorker, WeightSender):
     """One dp rank of the policy that is trained."""
 
     role: ClassVar[str] = "actor"
@@ -53,6 +54,8 @@ class ActorWorker(LearnerWorker):
         from rpcrl.engines.fsdp import FsdpEngine
 
         self._begin(seed)
+        self.sync_backend = config.rollout.checkpoint_engine.backend
+        self.sync_timeout_s = config.rollout.checkpoint_engine.update_weights_timeout_s
         self._pass = actor_pass(config.actor)
         self._score_pass = log_prob_pass(config.rollout, config.actor)
         self._loss = actor_loss(config.actor)
@@ -86,5 +89,9 @@ class ActorWorker(LearnerWorker):
         return self._update(mini_batch)
 
     def weight_buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """Yield the full weights under Hugging Face names (collective), for a rollout in the same process."""
+        """Yield the full weights under Hugging Face names (collective), in this process."""
         return self._engine.weights(bucket_bytes=bucket_bytes)
+
+    def weight_specs(self) -> Sequence[tuple[str, str, Sequence[int]]]:
+        """Return name, dtype and whole shape of each of them, in their order."""
+        return self._engine.weight_specs()

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rpcrl.dispatch.mode import Dispatch
 from rpcrl.dispatch.register import register
 from rpcrl.errors import UsageError
-from rpcrl.runtime.worker import Worker
+from rpcrl.roles.weight_sync import WeightReceiver
 
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
     from rpcrl.config.run import ActorRolloutRef
     from rpcrl.engines.base import RolloutEngine
-    from rpcrl.roles.actor import ActorWorker
 
 __all__ = ["RolloutWorker"]
 
 
-class RolloutWorker(Worker):
-    """One replica of the policy that samples; lives in the actor's process in the colocate modes."""
+class RolloutWorker(WeightReceiver):
+    """One replica of the policy that samples; in the actor's process in the colocate modes, else in its own."""
 
     def __init__(self, config: ActorRolloutRef, *, model_path: str, device: str, threads: int) -> None:
         super().__init__()
-        self._bucket_bytes = config.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
+        self.sync_backend = config.rollout.checkpoint_engine.backend
+        self.sync_timeout_s = config.rollout.checkpoint_engine.update_weights_timeout_s
+        self.sync_bucket_bytes = config.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
         self._engine = self._open_engine(config, model_path=model_path, device=device, threads=threads)
 
     def _open_engine(self, config: ActorRolloutRef, *, model_path: str, device: str, threads: int) -> RolloutEngine:
@@ -45,16 +46,3 @@ class RolloutWorker(Worker):
     def sleep(self) -> int:
         """Free the weights and the cache; returns the freed bytes. Sleeping twice frees nothing the second time."""
         return self._engine.sleep() if self._engine.awake else 0
-
-    @register(Dispatch.ONE_TO_ALL)
-    def update_weights(self, version: int) -> int:
-        """Wake up if asleep, take the weights of the actor in this process, and carry ``version``.
-
-        Collective with the actor's other ranks. Returns the version that samples now.
-        """
-        actor = cast("ActorWorker", self.colocated("actor"))
-        asleep = [tag for tag in ("weights", "kv_cache") if tag not in self._engine.awake]
-        if asleep:
-            self._engine.wake_up(asleep)
-        self._engine.update_weights(actor.weight_buckets(self._bucket_bytes), version=version)
-        return self._engine.weight_version

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rpcrl.config.account import learners
+from rpcrl.config.account import is_separate, learners, rollout_devices, trainer_devices
 from rpcrl.errors import ConfigError, UsageError, Violation
 from rpcrl.logs import get_logger
 from rpcrl.trainer.checkpoint import CheckpointStore, Manifest, check_world, read_manifest
@@ -263,9 +263,11 @@ class Trainer:
     def _start(self, controller: Controller) -> None:
         from rpcrl.trainer.sources import critic_folder, model_folder
 
-        trainer = self.config.trainer
-        count = trainer.nnodes * trainer.n_gpus_per_node
-        self.observer.on_status(f"starting {count} trainer and {self.config.reward.num_workers} reward processes")
+        parts = [f"{trainer_devices(self.config)} trainer"]
+        if is_separate(self.config):
+            parts.append(f"{rollout_devices(self.config)} rollout")
+        parts.append(f"{self.config.reward.num_workers} reward")
+        self.observer.on_status(f"starting {', '.join(parts[:-1])} and {parts[-1]} processes")
         model_path = str(model_folder(self.config))
         starting = GroupStart(
             controller,
@@ -330,7 +332,7 @@ class Trainer:
     def _sync_weights(self, version: int) -> None:
         from rpcrl.trainer import steps
 
-        steps.update_weights(self.groups.rollout, version=version)
+        steps.update_weights(self.groups.sync or self.groups.rollout, version=version)
 
     def sync_weights(self) -> None:
         """Give the rollout the current weights as the next version."""
@@ -421,6 +423,8 @@ class Trainer:
         return self._earlier_wall_s + time.perf_counter() - self._began_s
 
     def _write_summary(self, mode: str, *, steps: int) -> dict[str, object]:
+        if self.groups.sync is not None:
+            self.groups.sync.close()
         # Linux counts in KiB; the workers' figures come from the ends of their processes
         peaks = {"driver": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         for role, group in self.groups.by_role().items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from rpcrl.config.account import learners
+from rpcrl.config.account import all_devices, learners
 from rpcrl.trainer.base import Trainer
 from rpcrl.trainer.metrics import PhaseTimer, data_metrics, log_prob_difference, tensors_of, timing_metrics
 
@@ -48,15 +48,18 @@ class ColocateTrainer(Trainer):
         return metrics
 
     def sample(self, step: int, timer: PhaseTimer) -> DataProto:
-        """Generate the step's samples; afterwards the rollout sleeps (``free_cache_engine``)."""
+        """Generate the step's samples."""
         from rpcrl.trainer import steps
 
-        rollout = self.config.actor_rollout_ref.rollout
         with timer("gen"):
             batch = steps.generate(self.groups.rollout, self.next_prompts(), self.sampling, step=step)
-            if rollout.free_cache_engine:
-                self.groups.rollout.sleep()
+            self.after_sampling()
         return batch
+
+    def after_sampling(self) -> None:
+        """Free the rollout's memory for the trainer (``free_cache_engine``)."""
+        if self.config.actor_rollout_ref.rollout.free_cache_engine:
+            self.groups.rollout.sleep()
 
     def score(self, batch: DataProto, timer: PhaseTimer) -> tuple[DataProto, dict[str, float]]:
         """Add rewards, log-probs, values where there is a critic, and advantages."""
@@ -131,7 +134,7 @@ class ColocateTrainer(Trainer):
         )
 
     def _figures(self, batch: DataProto, timer: PhaseTimer, step_s: float) -> dict[str, float]:
-        data, trainer = self.config.data, self.config.trainer
+        data = self.config.data
         metrics = data_metrics(
             batch, max_prompt_length=data.max_prompt_length, max_response_length=data.max_response_length
         )
@@ -141,7 +144,7 @@ class ColocateTrainer(Trainer):
                 step_s=step_s,
                 total_tokens=int(tensors_of(batch)["attention_mask"].sum()),
                 response_tokens=int(tensors_of(batch)["response_mask"].sum()),
-                num_devices=trainer.nnodes * trainer.n_gpus_per_node,
+                num_devices=all_devices(self.config),
             )
         )
         return metrics

@@ -1,7 +1,9 @@
-"""Which processes does a colocate run have, and how are they started without waiting for one another?
+"""Which processes does a run have, and how are they started without waiting for one another?
 
 The global pool holds one process a slot with actor, rollout and (where there are any) reference and critic in it, and a
-second one a slot for a critic with a group of its own; the reward pool holds plain CPU processes that never load torch.
+second one a slot for a critic with a group of its own. In the separate modes the rollout has a pool of its own,
+on devices behind the trainer's, and weights are synced between the two. The reward pool holds plain CPU processes that
+never load torch.
 All start at once, in threads, so that the driver can load its own libraries meanwhile.
 """
 
@@ -12,14 +14,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rpcrl.config.account import account, needs_critic, needs_reference
+from rpcrl.config.account import account, is_separate, needs_critic, needs_reference
 from rpcrl.config.registry import POLICY_LOSSES
 from rpcrl.env import THREAD_VARIABLES
-from rpcrl.topology import ResourcePool
+from rpcrl.topology import ResourcePool, ResourcePoolManager
 
 if TYPE_CHECKING:
     from rpcrl.config.run import ActorRolloutRef, RunConfig
     from rpcrl.roles.critic import CriticWorker
+    from rpcrl.roles.pool_sync import WeightSync
     from rpcrl.runtime.controller import Controller
     from rpcrl.runtime.worker_group import ClassWithInitArgs
 
@@ -35,6 +38,8 @@ class RoleGroups:
     reference: Any | None
     reward: Any
     critic: Any | None = None
+    sync: WeightSync | None = None
+    """The way of the weights to a rollout in processes of its own; None where it shares the actor's."""
 
     def learners(self) -> dict[str, Any]:
         """Return the groups whose models are trained and saved."""
@@ -53,13 +58,16 @@ class RoleGroups:
 
 
 def resolve_device(config: RunConfig) -> str:
-    """Return ``cpu`` or ``cuda``; ``auto`` takes cuda where every slot of a node has a device."""
+    """Return ``cpu`` or ``cuda``; ``auto`` takes cuda where every slot of a node has a device, in both pools."""
     device = config.trainer.device
     if device != "auto":
         return device
     import torch
 
-    return "cuda" if torch.cuda.device_count() >= config.trainer.n_gpus_per_node else "cpu"
+    wanted = config.trainer.n_gpus_per_node
+    if is_separate(config):
+        wanted += config.actor_rollout_ref.rollout.n_gpus_per_node
+    return "cuda" if torch.cuda.device_count() >= wanted else "cpu"
 
 
 def _portable(roles: ActorRolloutRef) -> ActorRolloutRef:
@@ -90,24 +98,41 @@ class GroupStart:
         self._critic_path = critic_path
         self._reward_fn = reward_fn
         self._device = device
-        self._pool = ResourcePool(
-            self._processes("global_pool"),
+        # The manager gives each pool the devices behind those of the pool before it.
+        names = ("global_pool", "rollout_pool") if is_separate(config) else ("global_pool",)
+        self._pools = ResourcePoolManager(
+            {name: self._processes(name) for name in names},
+            {},
             max_colocate_count=config.trainer.max_colocate_count,
             device=device,
-            name="global_pool",
-        )
+        ).pools
+        self._pool = self._pools["global_pool"]
         self._own_critic = needs_critic(config) and config.critic.own_group
-        self._executor = ThreadPoolExecutor(3, thread_name_prefix="group-start")
+        self._executor = ThreadPoolExecutor(4, thread_name_prefix="group-start")
         self._global: Future[Mapping[str, Any]] = self._executor.submit(self._start_global)
         self._reward: Future[Any] = self._executor.submit(self._start_reward)
         self._critic: Future[Any] | None = self._executor.submit(self._start_critic) if self._own_critic else None
+        self._rollout: Future[Any] | None = self._executor.submit(self._start_rollout) if is_separate(config) else None
         self._executor.shutdown(wait=False)
 
     def result(self) -> RoleGroups:
         """Wait until every process is up; raises what the start of a group raised."""
         views = self._global.result()
         critic = views.get("critic") if self._critic is None else self._critic.result()
-        return RoleGroups(views["actor"], views["rollout"], views.get("ref"), self._reward.result(), critic)
+        rollout = views.get("rollout") if self._rollout is None else self._rollout.result()
+        sync = None if self._rollout is None else self._weight_sync(views["actor"], rollout)
+        return RoleGroups(views["actor"], rollout, views.get("ref"), self._reward.result(), critic, sync)
+
+    def _weight_sync(self, actor: Any, rollout: Any) -> WeightSync:
+        from rpcrl.roles.pool_sync import WeightSync
+
+        engine = self._config.actor_rollout_ref.rollout.checkpoint_engine
+        return WeightSync(
+            actor,
+            rollout,
+            bucket_bytes=engine.update_weights_bucket_megabytes * 2**20,
+            timeout_s=engine.update_weights_timeout_s,
+        )
 
     def _processes(self, pool_name: str) -> tuple[int, ...]:
         """Return the processes on each node of a pool, from the account that ``rpcrl plan`` prints."""
@@ -116,15 +141,14 @@ class GroupStart:
     def _start_global(self) -> Mapping[str, Any]:
         from rpcrl.roles.actor import ActorWorker
         from rpcrl.roles.reference import ReferenceWorker
-        from rpcrl.roles.rollout import RolloutWorker
         from rpcrl.runtime.worker_group import ClassWithInitArgs, WorkerGroup
 
-        trainer, roles = self._config.trainer, _portable(self._config.actor_rollout_ref)
-        common = {"model_path": self._model_path, "device": self._device, "threads": trainer.threads_per_worker}
+        roles, common = _portable(self._config.actor_rollout_ref), self._common()
         classes: dict[str, ClassWithInitArgs[Any]] = {
-            "actor": ClassWithInitArgs(ActorWorker, roles, **common, seed=trainer.seed),
-            "rollout": ClassWithInitArgs(RolloutWorker, roles, **common),
+            "actor": ClassWithInitArgs(ActorWorker, roles, **common, seed=self._config.trainer.seed)
         }
+        if not is_separate(self._config):
+            classes["rollout"] = self._rollout_class()
         if needs_reference(self._config):
             classes["ref"] = ClassWithInitArgs(ReferenceWorker, roles, **common)
         if needs_critic(self._config) and not self._own_critic:
@@ -134,6 +158,28 @@ class GroupStart:
         )
         views: Mapping[str, Any] = group.spawn()
         return views
+
+    def _common(self) -> dict[str, Any]:
+        """Return what actor, rollout and reference are all constructed with."""
+        threads = self._config.trainer.threads_per_worker
+        return {"model_path": self._model_path, "device": self._device, "threads": threads}
+
+    def _rollout_class(self) -> ClassWithInitArgs[Any]:
+        from rpcrl.roles.rollout import RolloutWorker
+        from rpcrl.runtime.worker_group import ClassWithInitArgs
+
+        return ClassWithInitArgs(RolloutWorker, _portable(self._config.actor_rollout_ref), **self._common())
+
+    def _start_rollout(self) -> Any:
+        from rpcrl.runtime.worker_group import WorkerGroup
+
+        return WorkerGroup(
+            self._pools["rollout_pool"],
+            {"rollout": self._rollout_class()},
+            name="rollout",
+            environment=self._environment,
+            controller=self._controller,
+        ).spawn()["rollout"]
 
     def _critic_class(self) -> ClassWithInitArgs[CriticWorker]:
         from rpcrl.roles.critic import CriticWorker

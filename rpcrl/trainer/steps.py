@@ -312,5 +312,8 @@ def _update_metrics(name: str, parts: Sequence[Mapping[str, float]]) -> dict[str
 
 
 def update_weights(rollout: Any, *, version: int) -> None:
-    """Give the rollout the trainer's current weights in place, as ``version``; a sleeping rollout wakes first."""
+    """Give the rollout the trainer's current weights, as ``version``; a sleeping rollout wakes first.
+
+    ``rollout`` is a group that takes them in place, or the way to one in other processes (``WeightSync``).
+    """
     rollout.update_weights(version)

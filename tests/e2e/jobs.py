@@ -24,7 +24,8 @@ TIMES = ("timing_s/", "timing_per_token_ms/", "perf/time_per_step", "perf/throug
 
 
 def configure(*overrides):
-    return load(None, list(overrides), "colocate")
+    given = any(text.startswith("trainer.mode=") for text in overrides)
+    return load(None, list(overrides), None if given else "colocate")
 
 
 def train(run_dir, *overrides, trainer=ColocateTrainer, observer=None):

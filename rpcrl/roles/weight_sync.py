@@ -1,0 +1,218 @@
+"""What does a rank do when weights go from one worker group to another? Its end of a sync, call by call.
+
+The driver (``rpcrl.roles.pool_sync``) asks both sides what they have, tells the receivers what will come, has a
+group made where there is none, and only then starts the transfer. A worker class of a user's own takes part by
+inheriting from ``WeightSender`` or ``WeightReceiver``; each method here is one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from rpcrl import env
+from rpcrl.dispatch.mode import Execute
+from rpcrl.dispatch.register import register
+from rpcrl.errors import UsageError, WeightSyncError
+from rpcrl.runtime.worker import Worker
+
+if TYPE_CHECKING:
+    import torch
+
+    from rpcrl.engines.base import RolloutEngine
+    from rpcrl.engines.weight_plan import WeightPlan
+    from rpcrl.engines.weight_sync import SyncGroup
+
+__all__ = ["ChecksWeights", "SyncMember", "WeightReceiver", "WeightSender"]
+
+
+@runtime_checkable
+class ChecksWeights(Protocol):
+    """A rollout engine that can tell beforehand whether weights fit it."""
+
+    def check_weights(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise UsageError, with nothing changed, when these are not the weights that ``update_weights`` needs."""
+        ...
+
+
+class SyncMember(Worker):
+    """What both sides have in common: a place in a sync group, or in several of different partners."""
+
+    sync_backend: str = "broadcast"
+    """How weights cross: ``broadcast``, ``nccl``, or a channel class at ``module:Class``."""
+    sync_timeout_s: float = 30.0
+    """Bound of every collective of a sync."""
+    _sync_groups: dict[str, SyncGroup] | None = None
+
+    @register
+    def sync_capabilities(self) -> dict[str, str]:
+        """Return what this rank would take part with; both sides must return the same."""
+        channel = self._new_channel()
+        return {"backend": self.sync_backend, "transport": channel.transport}
+
+    @register(execute_mode=Execute.RANK_ZERO)
+    def sync_listen(self, name: str) -> dict[str, Any]:
+        """Open the channel of a new group on this rank; returns its address."""
+        # The address at which the other ranks of this group find this one; the store listens there and nowhere else.
+        return dict(self._new_group(name).listen(env.get("MASTER_ADDR") or "127.0.0.1"))
+
+    @register
+    def sync_join(self, name: str, address: Mapping[str, Any], first_rank: int, world_size: int) -> bool:
+        """Join a new group as rank ``first_rank + rank`` (collective); returns False if that is none of the group's."""
+        rank = first_rank + self.rank
+        if not self._takes_part(rank):
+            return False
+        group = self._groups().get(name) or self._new_group(name)
+        group.join(address, rank, world_size)
+        return True
+
+    @register(concurrent=True)
+    async def sync_cancel(self, name: str, why: str) -> None:
+        """Have a transfer of group ``name`` that waits here fail now; the group is broken then."""
+        group = self._groups().get(name)
+        if group is not None:
+            group.cancel(why)
+
+    @register
+    def sync_close(self, name: str) -> None:
+        """Leave group ``name`` if this rank is in it."""
+        group = self._groups().pop(name, None)
+        if group is not None:
+            group.close()
+
+    def _takes_part(self, rank: int) -> bool:
+        return True
+
+    def _new_channel(self) -> Any:
+        from rpcrl.engines.weight_channel import new_channel
+
+        return new_channel(self.sync_backend, device=self.device or "cpu", timeout_s=self.sync_timeout_s)
+
+    def _groups(self) -> dict[str, SyncGroup]:
+        if self._sync_groups is None:
+            self._sync_groups = {}
+        return self._sync_groups
+
+    def _new_group(self, name: str) -> SyncGroup:
+        from rpcrl.engines.weight_sync import SyncGroup
+
+        group = SyncGroup(name, self._new_channel(), timeout_s=self.sync_timeout_s)
+        self._groups()[name] = group
+        return group
+
+    def _group(self, name: str) -> SyncGroup:
+        group = self._groups().get(name)
+        if group is None:
+            known = ", ".join(self._groups()) or "none"
+            raise WeightSyncError(f"rank {self.rank} is not in sync group {name} (it is in: {known})")
+        return group
+
+
+class WeightSender(SyncMember):
+    """A rank that trains; rank 0 sends, the others help to gather the shards."""
+
+    def weight_specs(self) -> Sequence[tuple[str, str, Sequence[int]]]:
+        """Return name, dtype and whole shape of each tensor, in the order of ``weight_buckets``."""
+        raise NotImplementedError(f"{type(self).__name__} does not say which weights it has")
+
+    def weight_buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Yield the full weights, bucket by bucket (collective); a bucket is valid until the next one."""
+        raise NotImplementedError(f"{type(self).__name__} does not give its weights")
+
+    @register
+    def sync_offer(self, bucket_bytes: int) -> dict[str, Any]:
+        """Plan a sync: returns the plan's digest, and on rank 0 the tensors that would be sent."""
+        plan = self._plan(bucket_bytes)
+        return {
+            "digest": plan.digest,
+            "specs": [spec.plain() for spec in plan.specs] if self.rank == 0 else [],
+            "order": [spec.name for spec in plan.specs],
+        }
+
+    @register
+    def sync_send(self, name: str, bucket_bytes: int, number: int) -> int:
+        """Send the weights to all receivers of group ``name`` (collective); returns the bytes that rank 0 sent."""
+        from rpcrl.engines.weight_sync import send_weights
+
+        plan = self._plan(bucket_bytes)
+        tensors = (pair for bucket in self.weight_buckets(bucket_bytes) for pair in bucket)
+        if not self._takes_part(self.rank):
+            for _ in tensors:
+                pass
+            return 0
+        send_weights(self._group(name), plan, tensors, number=number)
+        return plan.num_bytes
+
+    def _takes_part(self, rank: int) -> bool:
+        return rank == 0
+
+    def _plan(self, bucket_bytes: int) -> WeightPlan:
+        from rpcrl.engines.weight_plan import WeightPlan, WeightSpec
+
+        specs = tuple(WeightSpec(name, dtype, tuple(shape)) for name, dtype, shape in self.weight_specs())
+        return WeightPlan(specs, bucket_bytes)
+
+
+class WeightReceiver(SyncMember):
+    """A rank that samples and takes weights; it has its engine in ``_engine``."""
+
+    sync_source: str = "actor"
+    """Role that has the weights when it is in the same process."""
+    sync_bucket_bytes: int = 256 << 20
+    """Most bytes that are handed over at once in the same process."""
+    _engine: RolloutEngine
+    _sync_plan: WeightPlan | None = None
+
+    @register
+    def weight_version(self) -> int:
+        """Return the version of the weights that would sample now on this rank."""
+        return self._engine.weight_version
+
+    @register
+    def update_weights(self, version: int) -> int:
+        """Wake up if asleep, take the weights of the trainer in this process, and carry ``version``.
+
+        Collective with the trainer's other ranks. Returns the version that samples now.
+        """
+        source: WeightSender = self.colocated(self.sync_source)
+        self._wake()
+        self._engine.update_weights(source.weight_buckets(self.sync_bucket_bytes), version=version)
+        return self._engine.weight_version
+
+    @register
+    def sync_expect(self, specs: Sequence[Sequence[Any]], bucket_bytes: int) -> str:
+        """Hear what will come, and get ready for it; returns the digest of the plan as this rank makes it.
+
+        Raises UsageError when the weights do not fit the engine; nothing has been sent then.
+        """
+        from rpcrl.engines.weight_plan import WeightPlan, WeightSpec
+
+        plan = WeightPlan(tuple(WeightSpec.from_plain(spec) for spec in specs), bucket_bytes)
+        if isinstance(self._engine, ChecksWeights):
+            self._engine.check_weights({spec.name: spec.shape for spec in plan.specs})
+        self._wake()
+        self._sync_plan = plan
+        return plan.digest
+
+    @register
+    def sync_receive(self, name: str, digest: str, number: int, version: int) -> int:
+        """Take the weights that rank 0 of group ``name`` sends (collective); returns the version that samples now.
+
+        ``digest`` is that of the plan which this rank was told last.
+
+        When this raises, the driver hears the cause from here and tells the others: they do not wait for this rank.
+        """
+        from rpcrl.engines.weight_sync import received_weights
+
+        group, plan = self._group(name), self._sync_plan
+        if plan is None or plan.digest != digest:
+            raise UsageError(
+                "sync_receive: other weights, or none, were announced to this rank; call sync_expect first"
+            )
+        self._engine.update_weights(received_weights(group, plan, number=number), version=version)
+        return self._engine.weight_version
+
+    def _wake(self) -> None:
+        asleep = [tag for tag in ("weights", "kv_cache") if tag not in self._engine.awake]
+        if asleep:
+            self._engine.wake_up(asleep)
