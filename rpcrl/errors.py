@@ -6,6 +6,7 @@
     ├── ConfigError                 every broken rule of a configuration at once; nothing was started
     ├── BatchError        (ValueError)      a batch or a column does not fit; the batch is unchanged
     ├── DispatchError     (ValueError)      arguments do not fit the method or its mode; nothing was sent
+    ├── CollectError      (ValueError)      the method has run; its ranks' results do not go together and are lost
     ├── UnknownMethodError (AttributeError) no such registered method on that role; nothing was sent
     ├── UsageError        (RuntimeError)    used where it cannot work (after fork, inside a worker, …)
     ├── ClosedError       (RuntimeError)    *you* closed the controller, group or transport
@@ -42,6 +43,7 @@ __all__ = [
     "CallTimeoutError",
     "CheckpointError",
     "ClosedError",
+    "CollectError",
     "ConfigError",
     "DecodeError",
     "DispatchError",
@@ -116,6 +118,10 @@ class BatchError(RpcrlError, ValueError):
 
 class DispatchError(RpcrlError, ValueError):
     """Arguments do not fit a method or its dispatch mode; nothing was sent."""
+
+
+class CollectError(RpcrlError, ValueError):
+    """The method has run on every rank, but their results do not go together; what it has done stays done."""
 
 
 class UnknownMethodError(RpcrlError, AttributeError):

@@ -55,6 +55,11 @@ class ResourcePool:
     _whole: ResourcePool | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.process_on_nodes, int):
+            raise UsageError(
+                f"ResourcePool({self.process_on_nodes}) needs the processes on each node as a list, e.g. "
+                f"ResourcePool([{self.process_on_nodes}]) for one node"
+            )
         nodes = tuple(self.process_on_nodes)
         object.__setattr__(self, "process_on_nodes", nodes)
         object.__setattr__(self, "_slot_offset", tuple(self._slot_offset) or (0,) * len(nodes))

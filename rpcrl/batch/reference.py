@@ -8,40 +8,18 @@ A source is a result that a worker keeps, or a batch that came along with the re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from rpcrl.batch import meta
 from rpcrl.batch.data_proto import DataProto
+from rpcrl.batch.layers import Column, Held, Layer, Stored, aligned, in_order, joined, named, schema_of
 from rpcrl.batch.merging import MergeRule
 from rpcrl.batch.rows import Index, as_row, bounds, row_index
 from rpcrl.errors import BatchError, UsageError
 
 __all__ = ["BatchRef", "Column", "Reader", "Stored", "Want", "schema_of"]
-
-
-class Column(NamedTuple):
-    """What a column holds."""
-
-    kind: str
-    """``tensor``, or ``object`` for Python values."""
-    dtype: str
-    row_shape: tuple[int, ...] | None
-    """Shape of one row; None where rows differ or are Python values."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One result that a worker keeps."""
-
-    group: str
-    identity: str
-    rank: int
-    key: int
-    num_rows: int
 
 
 class Want(NamedTuple):
@@ -55,42 +33,14 @@ class Want(NamedTuple):
 class Reader(Protocol):
     """The way to the rows."""
 
+    @property
+    def run_id(self) -> str:
+        """The run whose workers it reads from."""
+        ...
+
     def read(self, wants: Sequence[Want]) -> list[DataProto]:
         """Return a batch for each want, in order. Raises WorkerLostError where the keeper is gone."""
         ...
-
-
-Numbers = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class _Layer:
-    columns: Mapping[str, Column]
-    sources: tuple[Stored | DataProto, ...]
-    source_of: Numbers
-    """[rows]: which source has the row."""
-    row_of: Index
-    """[rows]: where it stands there."""
-    leases: tuple[object, ...] = field(default=(), compare=False)
-    """What keeps the stored results stored, in the process that called for them."""
-
-    def take(self, index: Index | slice) -> _Layer:
-        return replace(self, source_of=self.source_of[index], row_of=self.row_of[index])
-
-    def only(self, names: Mapping[str, str]) -> _Layer:
-        """Return the layer with the columns that are named."""
-        return replace(self, columns={name: column for name, column in self.columns.items() if name in names})
-
-
-def schema_of(batch: DataProto) -> dict[str, Column]:
-    """Return what each column of a batch holds."""
-    columns: dict[str, Column] = {}
-    for name, tensor in (batch._columns() or {}).items():
-        shape = None if getattr(tensor, "is_nested", False) or not hasattr(tensor, "dtype") else tuple(tensor.shape[1:])
-        columns[name] = Column("tensor", str(getattr(tensor, "dtype", type(tensor).__name__)), shape)
-    for name, values in batch.non_tensor_batch.items():
-        columns[name] = Column("object", str(values.dtype), None)
-    return columns
 
 
 class BatchRef:
@@ -101,7 +51,7 @@ class BatchRef:
     """
 
     def __init__(
-        self, layers: Sequence[_Layer], num_rows: int, meta_info: Mapping[str, Any], reader: Reader | None
+        self, layers: Sequence[Layer], num_rows: int, meta_info: Mapping[str, Any], reader: Reader | None
     ) -> None:
         self._layers = tuple(layers)
         self._num_rows = num_rows
@@ -109,6 +59,8 @@ class BatchRef:
         self._reader = reader
         self.as_tensordict = False
         """Whether the rows were made as a TensorDict, and come back as one."""
+        self.stayed = False
+        """Whether this is a result that was left on its worker until somebody asks for it."""
 
     @classmethod
     def of_stored(
@@ -118,12 +70,12 @@ class BatchRef:
         meta_info: Mapping[str, Any],
         *,
         reader: Reader | None,
-        lease: object | None = None,
+        lease: Held | None = None,
     ) -> BatchRef:
         """Return the reference to all rows of one stored result."""
         rows = np.arange(stored.num_rows, dtype=np.int64)
         leases = () if lease is None else (lease,)
-        layer = _Layer(dict(columns), (stored,), np.zeros(stored.num_rows, np.int32), rows, leases)
+        layer = Layer(dict(columns), (stored,), np.zeros(stored.num_rows, np.int32), rows, leases)
         return cls([layer], stored.num_rows, meta_info, reader)
 
     @classmethod
@@ -131,7 +83,7 @@ class BatchRef:
         """Return a reference that has its rows with it, to be joined with others."""
         rows = len(batch)
         held = batch.select(meta_info_keys=[])
-        layer = _Layer(schema_of(batch), (held,), np.zeros(rows, np.int32), np.arange(rows, dtype=np.int64))
+        layer = Layer(schema_of(batch), (held,), np.zeros(rows, np.int32), np.arange(rows, dtype=np.int64))
         return cls([layer], rows, batch.meta_info, reader)
 
     # ── Looking at it ───────────────────────────────────────────────────────────────────────────────────────
@@ -150,6 +102,17 @@ class BatchRef:
 
     def __repr__(self) -> str:
         return f"<BatchRef: {self._num_rows} rows of {', '.join(self.columns) or 'no columns'}>"
+
+    @property
+    def run_id(self) -> str:
+        """The run whose workers keep the rows; empty if all rows are here."""
+        here = self._reader is None or not any(isinstance(s, Stored) for layer in self._layers for s in layer.sources)
+        return "" if here or self._reader is None else self._reader.run_id
+
+    @property
+    def holds_leases(self) -> bool:
+        """Whether results are kept because of this reference, or of others of this process."""
+        return any(layer.leases for layer in self._layers)
 
     def keepers(self) -> list[Stored]:
         """Return the stored results that the rows are in."""
@@ -178,13 +141,13 @@ class BatchRef:
                     plan.append((places, len(wants)))
                     wants.append(Want(source, rows, tuple(layer.columns)))
                 else:
-                    plan.append((places, _named(source, layer.columns).select_idxs(rows)))
+                    plan.append((places, named(source, layer.columns).select_idxs(rows)))
             plans.append(plan)
         read = self._read(wants)
         result: DataProto | None = None
         for plan in plans:
             parts = [part if isinstance(part, DataProto) else read[part] for _, part in plan]
-            rows_of_layer = _in_order(parts, [places for places, _ in plan])
+            rows_of_layer = in_order(parts, [places for places, _ in plan])
             result = rows_of_layer if result is None else result.union(rows_of_layer)
         made = DataProto() if result is None else result
         made.meta_info = meta.own(self.meta_info)
@@ -242,7 +205,7 @@ class BatchRef:
 
     @staticmethod
     def concat(
-        data: Sequence[BatchRef],
+        data: Sequence[BatchRef | DataProto],
         *,
         merge: Mapping[str, MergeRule] | None = None,
         weights: Sequence[float] | None = None,
@@ -250,19 +213,20 @@ class BatchRef:
         """Return the rows of all parts in order; columns and meta_info as in ``DataProto.concat``."""
         if not data:
             raise BatchError("nothing to concatenate: the list of references is empty")
-        names = list(data[0].columns)
-        for number, part in enumerate(data):
+        parts = [_as_reference(part, number) for number, part in enumerate(data)]
+        names = list(parts[0].columns)
+        for number, part in enumerate(parts):
             if set(part.columns) != set(names):
                 raise BatchError(
                     f"concat: part 0 has the columns {sorted(names)}, part {number} has {sorted(part.columns)}"
                 )
-        counts = [len(part) for part in data]
+        counts = [len(part) for part in parts]
         facts = meta.joined(
-            [part.meta_info for part in data], rules=merge, weights=counts if weights is None else weights
+            [part.meta_info for part in parts], rules=merge, weights=counts if weights is None else weights
         )
-        layers = [_joined(group) for group in _aligned(data, names)]
-        made = data[0]._like(layers, sum(counts), facts)
-        made._reader = next((part._reader for part in data if part._reader is not None), None)
+        layers = [joined(group) for group in aligned([part._layers for part in parts], names)]
+        made = parts[0]._like(layers, sum(counts), facts)
+        made._reader = next((part._reader for part in parts if part._reader is not None), None)
         return made
 
     # ── Columns ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -291,7 +255,7 @@ class BatchRef:
         layers = [layer.only(wanted) for layer in self._layers]
         return self._like([layer for layer in layers if layer.columns], self._num_rows, self.meta_info)
 
-    def _like(self, layers: Sequence[_Layer], num_rows: int, meta_info: Mapping[str, Any]) -> BatchRef:
+    def _like(self, layers: Sequence[Layer], num_rows: int, meta_info: Mapping[str, Any]) -> BatchRef:
         made = BatchRef(layers, num_rows, meta_info, self._reader)
         made.as_tensordict = self.as_tensordict
         return made
@@ -332,7 +296,7 @@ class BatchRef:
                 source = layer.sources[number]
                 if isinstance(source, DataProto):
                     places = layer.source_of == number
-                    source = _named(source, layer.columns).select_idxs(row_of[places])
+                    source = named(source, layer.columns).select_idxs(row_of[places])
                     row_of[places] = np.arange(len(source))
                     sources.append(source)
                 else:
@@ -346,7 +310,7 @@ class BatchRef:
     def from_plain(cls, plain: Mapping[str, Any], *, reader: Reader | None) -> BatchRef:
         """Return the reference that ``to_plain`` described."""
         layers = [
-            _Layer(
+            Layer(
                 {name: Column(*column) for name, column in columns.items()},
                 tuple(source if isinstance(source, DataProto) else Stored(*source) for source in sources),
                 source_of,
@@ -357,54 +321,9 @@ class BatchRef:
         return cls(layers, plain["rows"], plain["meta_info"], reader)
 
 
-def _named(batch: DataProto, columns: Mapping[str, Column]) -> DataProto:
-    return batch.select(
-        [name for name, column in columns.items() if column.kind == "tensor"],
-        [name for name, column in columns.items() if column.kind == "object"],
-    )
-
-
-def _in_order(parts: Sequence[DataProto], places: Sequence[Index]) -> DataProto:
-    """Put the rows of several sources where they belong."""
-    joined = parts[0] if len(parts) == 1 else DataProto.concat(parts)
-    order = np.concatenate(places) if places else np.zeros(0, np.int64)
-    if np.array_equal(order, np.arange(len(order))):
-        return joined
-    return joined.reorder(np.argsort(order))
-
-
-def _aligned(data: Sequence[BatchRef], names: Sequence[str]) -> list[list[_Layer]]:
-    """Return, for each set of columns that is in one layer in every part, those layers with these columns."""
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for name in names:
-        signature = tuple(
-            next(number for number, layer in enumerate(part._layers) if name in layer.columns) for part in data
-        )
-        groups.setdefault(signature, []).append(name)
-    return [
-        [part._layers[number].only(dict.fromkeys(group, "")) for part, number in zip(data, signature, strict=True)]
-        for signature, group in groups.items()
-    ]
-
-
-def _joined(layers: Sequence[_Layer]) -> _Layer:
-    sources: list[Stored | DataProto] = []
-    known: dict[object, int] = {}
-    numbers: list[Numbers] = []
-    for layer in layers:
-        here = np.zeros(len(layer.sources), np.int32)
-        for number, source in enumerate(layer.sources):
-            name: object = source if isinstance(source, Stored) else id(source)
-            if name not in known:
-                known[name] = len(sources)
-                sources.append(source)
-            here[number] = known[name]
-        numbers.append(here[layer.source_of])
-    leases = {id(lease): lease for layer in layers for lease in layer.leases}
-    return _Layer(
-        layers[0].columns,
-        tuple(sources),
-        np.concatenate(numbers),
-        np.concatenate([layer.row_of for layer in layers]),
-        tuple(leases.values()),
-    )
+def _as_reference(part: object, number: int) -> BatchRef:
+    if isinstance(part, DataProto):
+        return BatchRef.of_batch(part)
+    if not isinstance(part, BatchRef):
+        raise BatchError(f"concat: part {number} is of type {type(part).__name__}; expected a BatchRef or a DataProto")
+    return part

@@ -13,7 +13,18 @@ from rpcrl.dispatch.mode import Dispatch, DispatchMode, Execute, custom_mode
 from rpcrl.dispatch.splitting import Merge, UnevenPolicy
 from rpcrl.errors import BatchError, DispatchError, UsageError
 
-__all__ = ["PLAIN", "Marker", "MethodSpec", "Returns", "bind", "callable_method", "register", "registered_methods"]
+__all__ = [
+    "PLAIN",
+    "Marker",
+    "MethodSpec",
+    "Returns",
+    "bind",
+    "callable_method",
+    "check_returns",
+    "check_timeout",
+    "register",
+    "registered_methods",
+]
 
 _NOTE = "__rpcrl_method__"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,11 +127,25 @@ def register(
         raise DispatchError(f"{mode.name} runs on every rank of its mesh; it does not go with Execute.RANK_ZERO")
     if merge is not None:
         _check_merge(merge, rank_zero=rank_zero, custom=isinstance(dispatch_mode, Mapping))
-    if returns not in get_args(Returns):
-        raise DispatchError(f"returns must be one of {', '.join(get_args(Returns))}, got {returns!r}")
+    check_returns(returns)
+    if timeout_s is not None:
+        check_timeout("@register(timeout_s=…)", timeout_s)
     return Marker(
         MethodSpec(mode, rank_zero, blocking, concurrent, uneven, timeout_s, merge, returns, materialize_futures)
     )
+
+
+def check_returns(returns: object) -> None:
+    """Raise DispatchError unless ``returns`` is ``value`` or ``ref``."""
+    if returns not in get_args(Returns):
+        raise DispatchError(f"returns must be one of {', '.join(get_args(Returns))}, got {returns!r}")
+
+
+def check_timeout(setting: str, timeout_s: float) -> float:
+    """Return a deadline as it is; raises UsageError unless it is a number of seconds above 0."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        raise UsageError(f"{setting} is a number of seconds above 0, or None to wait without bound; got {timeout_s!r}")
+    return timeout_s
 
 
 def _check_merge(merge: Merge, *, rank_zero: bool, custom: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rpcrl.batch.merging import MergeRule, merge_values
 from rpcrl.batch.meta import METRICS
 from rpcrl.batch.splittable import chunk, concat, cut, is_splittable, pad
-from rpcrl.errors import BatchError, DispatchError
+from rpcrl.errors import BatchError, CollectError, DispatchError
 
 __all__ = ["Merge", "Parts", "UnevenPolicy", "chunk_all", "concat_all", "merge_all", "unpad_result"]
 
@@ -56,7 +56,23 @@ def chunk_all(
     if len(set(lengths)) > 1:
         listed = ", ".join(f"{label} has {length}" for label, length in zip(labels, lengths, strict=True))
         raise DispatchError(f"{call} needs batches of equal length: {listed} rows")
-    num_rows, rest = lengths[0], lengths[0] % num_parts
+    try:
+        parts = _parts(values, lengths[0], num_parts, policy=policy, call=call)
+    except (TypeError, AttributeError) as error:
+        kinds = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise DispatchError(
+            f"{call} cannot split a {kinds} over {num_parts} ranks: {error}. A batch type of your own needs len, "
+            "chunk(n) and concat; slices (batch[a:b]) for uneven='pad' or 'drop'; and chunk(n, uneven=True) for "
+            "uneven='uneven', which Dispatch.DP_COMPUTE_METRIC always uses"
+        ) from error
+    for label, column in zip(labels, parts.columns, strict=True):
+        if len(column) != num_parts:
+            raise DispatchError(f"{call}: chunk({num_parts}) of {label} gave {len(column)} parts; nothing was sent")
+    return parts
+
+
+def _parts(values: Sequence[Any], num_rows: int, num_parts: int, *, policy: UnevenPolicy, call: str) -> Parts:
+    rest = num_rows % num_parts
     if rest == 0:
         return Parts([chunk(value, num_parts) for value in values], (num_rows // num_parts,) * num_parts)
     if policy == "error":
@@ -96,14 +112,14 @@ def concat_all(
 ) -> Any:
     """Put the results of all ranks together in rank order.
 
-    ``merge`` says how facts and metrics are merged, a mean by ``rows`` of each rank. Raises DispatchError naming the
+    ``merge`` says how facts and metrics are merged, a mean by ``rows`` of each rank. Raises CollectError naming the
     rank that does not fit; or the metrics, if ``num_padding`` rows of padding would count in them.
     """
     first = outputs[0]
     for rank, output in enumerate(outputs):
         if not is_splittable(output) or type(output) is not type(first):
             expected = type(first).__name__ if is_splittable(first) else "a batch"
-            raise DispatchError(
+            raise CollectError(
                 f"{call} must return {expected} on every rank so that the results can be concatenated; rank {rank} "
                 f"returned {type(output).__name__}. To get the list of all results, register the method with "
                 "Dispatch.DP_COMPUTE_METRIC"
@@ -114,7 +130,7 @@ def concat_all(
     try:
         return concat(outputs, merge=rules, weights=rows)
     except BatchError as error:
-        raise DispatchError(f"{call}: the ranks' results do not go together: {error}") from error
+        raise CollectError(f"{call}: the ranks' results do not go together: {error}") from error
 
 
 def _refuse_padded_metrics(outputs: list[Any], rules: Mapping[str, MergeRule], num_padding: int, call: str) -> None:
@@ -125,7 +141,7 @@ def _refuse_padded_metrics(outputs: list[Any], rules: Mapping[str, MergeRule], n
             names |= set(entry) if isinstance(entry, Mapping) else set()
     unruled = sorted(name for name in names if METRICS not in rules and f"{METRICS}.{name}" not in rules)
     if unruled:
-        raise DispatchError(
+        raise CollectError(
             f"{call} returned the metrics {', '.join(unruled)}, but {num_padding} rows of padding count in them. "
             "Register it with merge={'metrics': 'mean'} (rows are split unevenly then, and the mean is weighted "
             "by them) or with uneven='uneven'; merge={'metrics': 'list'} takes figures that do not depend on the rows"
@@ -135,14 +151,14 @@ def _refuse_padded_metrics(outputs: list[Any], rules: Mapping[str, MergeRule], n
 def merge_all(outputs: list[Any], merge: Merge, *, rows: Sequence[int] | None, call: str) -> Any:
     """Return one result for those of all ranks: a figure, or a dict of figures, each merged by its rule.
 
-    Raises DispatchError naming the field and the two ranks if they should agree and do not.
+    Raises CollectError naming the field and the two ranks if they should agree and do not.
     """
     weights = [1.0] * len(outputs) if rows is None else rows
     try:
         if not all(isinstance(output, Mapping) for output in outputs):
             if not isinstance(merge, str):
                 kinds = ", ".join(sorted({type(output).__name__ for output in outputs}))
-                raise DispatchError(f"{call} merges figures by name: every rank must return a dict, got {kinds}")
+                raise CollectError(f"{call} merges figures by name: every rank must return a dict, got {kinds}")
             return merge_values("the result", merge, {rank: [value] for rank, value in enumerate(outputs)}, weights)
         found: dict[str, dict[int, list[Any]]] = {}
         for rank, output in enumerate(outputs):
@@ -154,7 +170,7 @@ def merge_all(outputs: list[Any], merge: Merge, *, rows: Sequence[int] | None, c
             for name, values in found.items()
         }
     except BatchError as error:
-        raise DispatchError(f"{call}: the ranks' results cannot be merged: {error} (a part is a rank here)") from error
+        raise CollectError(f"{call}: the ranks' results cannot be merged: {error} (a part is a rank here)") from error
 
 
 def unpad_result(result: Any, num_padding: int, num_rows: int, *, call: str) -> Any:
@@ -166,7 +182,7 @@ def unpad_result(result: Any, num_padding: int, num_rows: int, *, call: str) -> 
     if num_padding == 0 or not is_splittable(result):
         return result
     if len(result) != num_rows:
-        raise DispatchError(
+        raise CollectError(
             f"{call} got {num_rows} rows ({num_padding} of them padding) and returned {len(result)}: padding cannot "
             "be taken off a result that is not row by row. Register the method with uneven='uneven', or pass a batch "
             "whose rows divide by the number of ranks"

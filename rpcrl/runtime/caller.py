@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rpcrl.errors import PeerUnreachableError, ReplyDiscardedError, RpcrlError, UnknownMethodError, WorkerLostError
+from rpcrl.errors import (
+    ClosedError,
+    PeerUnreachableError,
+    ReplyDiscardedError,
+    RpcrlError,
+    UnknownMethodError,
+    WorkerLostError,
+)
 from rpcrl.logs import get_logger
 from rpcrl.runtime.calls import CallTable
 from rpcrl.runtime.failed_calls import FailedCalls
@@ -63,6 +71,8 @@ class Caller:
         self._send = send
         self._seat_of = seat_of
         self._released: deque[tuple[str, int]] = deque()
+        self._leases: weakref.WeakValueDictionary[tuple[str, int], Lease] = weakref.WeakValueDictionary()
+        """Of kept results: a reply that comes twice must not make, and end, a second lease."""
 
     def add_peer(self, identity: str, incarnation: str) -> None:
         """Make room for a worker's calls."""
@@ -70,6 +80,12 @@ class Caller:
 
     def call(self, role: str, method: str, parts: Sequence[Part], pending: PendingReplies) -> None:
         """Send one call to the workers that it is for."""
+        if pending.settled.done():
+            return  # cancelled on its way here
+        gone = [part.identity for part in parts if not self._table.has_peer(part.identity)]
+        if gone:
+            pending.fail(ClosedError(f"{pending.description}: {', '.join(gone)} is no worker that can be called here"))
+            return
         now = time.monotonic()
         for index, part in enumerate(parts):
             call = self._table.open(
@@ -96,6 +112,10 @@ class Caller:
             if seat is not None:
                 yield identity, seat.rank, entry.token.pending, entry.call.call_id, entry.opened_at
 
+    def waits_for(self, identities: Iterable[str]) -> bool:
+        """Tell whether a call of one of these workers is open."""
+        return any(self._table.num_open_of(identity) for identity in identities)
+
     def cancel(self, pending: PendingReplies) -> None:
         """Give a call up: its caller hears at once, its workers drop it unless it runs already."""
         pending.fail(concurrent.futures.CancelledError(f"{pending.description} was cancelled"))
@@ -105,8 +125,7 @@ class Caller:
     def take(self, peer: str, message: Result | Failure | Status) -> None:
         """Take what a worker says about a call."""
         if isinstance(message, Result):
-            # Made before anything else: what nobody waits for any more is let go by it.
-            lease = Lease(peer, message.kept, self.release) if message.kept else None
+            lease = self._lease_of(peer, message.kept) if message.kept else None
             entry = self._table.close(peer, message.call_id)
             if entry is not None:
                 entry.token.pending.deliver(entry.token.index, message.payload, lease)
@@ -116,6 +135,13 @@ class Caller:
         else:
             for call in self._table.on_status(peer, message, now=time.monotonic()):
                 self._offer(peer, call)
+
+    def _lease_of(self, peer: str, kept: int) -> Lease:
+        """Return the lease of a kept result; what nobody waits for any more is let go by it."""
+        lease = self._leases.get((peer, kept))
+        if lease is None:
+            lease = self._leases[peer, kept] = Lease(peer, kept, self.release)
+        return lease
 
     def release(self, identity: str, key: int) -> None:
         """Let go of a kept result; for any thread, at any time: a finalizer may interrupt whoever holds a lock."""

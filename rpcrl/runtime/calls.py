@@ -148,6 +148,11 @@ class CallTable(Generic[Token]):
             for entry in peer.open.values():
                 yield identity, entry
 
+    def num_open_of(self, identity: str) -> int:
+        """Return how many calls of one worker have no reply."""
+        peer = self._peers.get(identity)
+        return 0 if peer is None else len(peer.open)
+
     @property
     def num_open(self) -> int:
         """Number of calls without a reply."""

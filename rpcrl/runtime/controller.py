@@ -7,7 +7,6 @@ import concurrent.futures
 import json
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rpcrl.errors import ClosedError, RpcrlError, StartError, UsageError, WorkerExit
 from rpcrl.leftovers import create_run_dir, remove_run_dir, remove_shared_memory, sweep_stale_runs
 from rpcrl.runtime.agent_process import AgentProcess
-from rpcrl.runtime.bookings import Bookings
+from rpcrl.runtime.bookings import Admissions
 from rpcrl.runtime.caller import Part
 from rpcrl.runtime.console import Console
 from rpcrl.runtime.deferred import Deferred
@@ -113,10 +112,7 @@ class Controller:
         self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         self.start_timeout_s = start_timeout_s
         self._owner_pid = os.getpid()
-        self._lock = threading.Lock()
-        self._bookings = Bookings()
-        self._names: set[str] = set()
-        """Of all groups so far: a name is never given twice, so each has logs of its own."""
+        self._admissions = Admissions(patience_s=STOP_GRACE_S + 5.0)
         self._closed = False
         self._deferred = Deferred()
         self._allow_imports = {"rpcrl", MAIN, *allow_imports}
@@ -253,7 +249,7 @@ class Controller:
             path="constructor arguments",
             imports=self.imports,
         )
-        name = self._admit(pool, name or "+".join(roles))
+        name = self._admissions.admit(pool, name or "+".join(roles))
         members = [self._new_member(name, seat.rank, tuple(roles)) for seat in pool.placements()]
         start = StartWorkers(
             group=name,
@@ -310,6 +306,7 @@ class Controller:
         closed: concurrent.futures.Future[list[WorkerExit]] = concurrent.futures.Future()
         if self._closed:
             return []
+        self._admissions.ends(name)
         self._hub.post(lambda: self._hub.stop_group(name, grace_s, closed))
         bound_s = grace_s + 10.0
         try:
@@ -317,19 +314,17 @@ class Controller:
         except concurrent.futures.TimeoutError:
             left = self._hub.ask(lambda membership: membership.left_of(name))
             raise RpcrlError(f"group {name!r} was not reaped within {bound_s} s of its end; left: {left}") from None
-        self._release(name)
+        self._admissions.release(name)
         return exits
 
     def abandon_group(self, name: str) -> None:
-        """End a group that nobody holds any more; does not wait."""
-        if self._closed or os.getpid() != self._owner_pid:
-            return
-        closed: concurrent.futures.Future[list[WorkerExit]] = concurrent.futures.Future()
-        closed.add_done_callback(lambda _: self._release(name))
-        self._hub.post(lambda: self._hub.stop_group(name, STOP_GRACE_S, closed))
+        """End a group that nobody holds any more; does not wait, and takes no lock: a finalizer calls it."""
+        if not self._closed and os.getpid() == self._owner_pid:
+            self._admissions.ends(name)
+            self._hub.abandon(name, STOP_GRACE_S, lambda: self._admissions.release(name))
 
     def defer(self, work: Callable[[], None]) -> None:
-        """Run ``work``, which may wait for calls, in a thread of its own soon."""
+        """Run ``work``, which waits for nothing, outside of the I/O thread soon."""
         self._deferred.run(work)
 
     def place(self, payload: Encoded, receivers: Sequence[str]) -> Encoded:
@@ -345,21 +340,6 @@ class Controller:
         self._hub.post(lambda: self._hub.call(group, role, method, parts, pending))
 
     # -- details -----------------------------------------------------------------------------------------------------
-
-    def _admit(self, pool: ResourcePool, name: str) -> str:
-        """Book the group on its pool and return its unique name."""
-        with self._lock:
-            unique, number = name, 1
-            while unique in self._names:
-                number += 1
-                unique = f"{name}-{number}"
-            self._bookings.admit(pool, unique)
-            self._names.add(unique)
-            return unique
-
-    def _release(self, name: str) -> None:
-        with self._lock:
-            self._bookings.release(name)
 
     def _allow(self, prefixes: Iterable[str]) -> None:
         """Let functions and classes of more modules travel, to workers that run already too."""

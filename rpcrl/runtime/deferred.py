@@ -1,4 +1,7 @@
-"""Where does work run that waits for calls, when nobody's thread may wait? In one thread, started when needed."""
+"""Where does a chained call go on when what it waited for has settled? In one thread, started when needed.
+
+Encoding has no place in an I/O thread. What is run here must wait for no call: all chained calls share the thread.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from rpcrl.dispatch.register import check_timeout
 from rpcrl.errors import CallTimeoutError
-from rpcrl.runtime.lease import Lease, as_references, materialize
+from rpcrl.runtime.lease import Lease, as_references, is_reference, materialize_stayed
 from rpcrl.wire.messages import Encoded
 
 __all__ = ["Finish", "Future", "PendingReplies", "Reply", "as_completed", "wait_all", "when_settled"]
@@ -38,7 +39,7 @@ class Finish(Generic[T]):
     decode: Callable[[list[Reply]], list[Any]]
     """One output for each rank; a BatchRef for what stayed on the worker."""
     collect: Callable[[list[Any]], T]
-    final: Callable[[Any], Any] = materialize
+    final: Callable[[Any], Any] = materialize_stayed
     """What the caller gets of one output: by default the rows of a reference, read then."""
 
 
@@ -53,22 +54,31 @@ class PendingReplies:
         self._ranks = tuple(ranks)
         self._replies: list[Reply | None] = [None] * len(self._ranks)
         self._num_missing = len(self._ranks)
+        self._lock = threading.Lock()
+        self._claimed = False
 
     def deliver(self, index: int, payload: Encoded, lease: Lease | None = None) -> None:
         """Take the reply of one rank; a lease keeps the result that stays on the worker."""
-        if self._replies[index] is None and not self.settled.done():
+        with self._lock:
+            if self._claimed or self._replies[index] is not None:
+                return
             self._replies[index] = Reply(payload, lease)
             self._num_missing -= 1
-        if self._num_missing == 0 and not self.settled.done():
-            self.keeps.clear()
+            self._claimed = complete = self._num_missing == 0
+        if complete:
+            self.keeps = []
             self.settled.set_result([reply for reply in self._replies if reply is not None])
 
     def fail(self, error: BaseException) -> None:
         """Settle with an error, unless it is settled."""
-        if not self.settled.done():
-            self.keeps.clear()
-            self._replies = [None] * len(self._replies)
-            self.settled.set_exception(error)
+        with self._lock:
+            if self._claimed:
+                return
+            self._claimed = True
+            self._replies = [None] * len(self._replies)  # and with them the leases of what was kept
+        # Outside of the lock: whoever waits for the end is called here.
+        self.keeps = []
+        self.settled.set_exception(error)
 
     @property
     def missing_ranks(self) -> list[int]:
@@ -111,13 +121,17 @@ class Future(Generic[T]):
         Raises what the call raised: RemoteError, WorkerLostError, ReplyDiscardedError, ClosedError; or
         CallTimeoutError, after which the method may still run and a later ``result`` may succeed.
         """
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        limit_s = self._timeout_s if timeout_s is None else check_timeout("result(timeout_s=…)", timeout_s)
         try:
             replies = self._pending.settled.result(limit_s)
         except concurrent.futures.TimeoutError:
             if self._pending.settled.done():
                 raise  # the call itself failed with a timeout of its own
             raise CallTimeoutError(self._late(limit_s)) from None
+        except BaseException:
+            # The error is kept with the call, and its traceback would keep the call: a circle that holds results.
+            del self
+            raise
         return self._value_of(replies)
 
     def cancel(self) -> bool:
@@ -128,8 +142,9 @@ class Future(Generic[T]):
         """
         if self._pending.settled.done() or self._cancel is None:
             return False
+        # Settled here, not in the I/O thread: a callback that runs there may cancel other calls.
+        self._pending.fail(concurrent.futures.CancelledError(f"{self._pending.description} was cancelled"))
         self._cancel(self._pending)
-        concurrent.futures.wait([self._pending.settled])
         return isinstance(self._pending.settled.exception(), concurrent.futures.CancelledError)
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
@@ -145,7 +160,10 @@ class Future(Generic[T]):
         return None
 
     def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
-        """Call ``callback(self)`` when the call is settled, in the controller's I/O thread: keep it short."""
+        """Call ``callback(self)`` when the call is settled, in the controller's I/O thread: keep it short.
+
+        It may ``cancel`` and ``submit``; waiting for another call there would wait for itself.
+        """
         self._pending.settled.add_done_callback(lambda _: callback(self))
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -183,14 +201,23 @@ class Future(Generic[T]):
         return follower
 
     def reference(self) -> Any:
-        """Return the value of a call that is settled, but leave on the workers what stayed there: a BatchRef.
+        """Return the value of a call that is settled; if that is one batch that stayed on the workers, its BatchRef.
 
         Raises what ``result`` raises. Once ``result`` has been asked for, this is its value.
         """
         replies = self._pending.settled.result(0)
         with self._lock:
             if not self._finished:
-                return self._finish.collect(as_references(self._decoded(replies)))
+                try:
+                    outputs = self._decoded(replies)
+                    collected = (
+                        self._finish.collect(as_references(outputs)) if any(map(is_reference, outputs)) else None
+                    )
+                except Exception as error:
+                    self._error, self._finished, self._outputs = error, True, None
+                else:
+                    if is_reference(collected):
+                        return collected
         return self.result()
 
     def _decoded(self, replies: list[Reply]) -> list[Any]:
@@ -204,7 +231,7 @@ class Future(Generic[T]):
             if not self._finished:
                 try:
                     self._value = self._finish.collect([self._finish.final(out) for out in self._decoded(replies)])
-                except BaseException as error:
+                except Exception as error:  # not an interrupt: then the value can be asked for again
                     self._error = error
                 self._finished = True
                 self._outputs = None
@@ -248,7 +275,8 @@ def wait_all(futures: Iterable[Future[Any]], timeout_s: float | None = None) -> 
 
 def when_settled(futures: Sequence[Future[Any]], then: Callable[[], None]) -> None:
     """Call ``then`` once all have settled, in the thread that settles the last of them (or here and now)."""
-    lock, left = threading.Lock(), len(futures)
+    lock, left, once = threading.Lock(), len(futures), [then]
+    del then  # what it holds may hold the futures, whose callbacks are never dropped
 
     def one_more(_: object) -> None:
         nonlocal left
@@ -256,7 +284,7 @@ def when_settled(futures: Sequence[Future[Any]], then: Callable[[], None]) -> No
             left -= 1
             last = left == 0
         if last:
-            then()
+            once.pop()()
 
     for future in futures:
         future._pending.settled.add_done_callback(one_more)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -103,6 +104,8 @@ class Hub:
         self._starting: dict[str, _Starting] = {}
         self._closing: dict[str, list[concurrent.futures.Future[list[WorkerExit]]]] = {}
         self._agent_lost = ""
+        self._allowed: list[str] = []
+        self._abandoned: deque[tuple[str, float, Callable[[], None]]] = deque()
         self._stopped = False
         self.agent_ready: concurrent.futures.Future[Hello] = concurrent.futures.Future()
         self._io = IoThread(self._listener, self, name="rpcrl-controller")
@@ -117,6 +120,10 @@ class Hub:
     def stop(self) -> None:
         """End the thread and close the transport; open calls fail with ClosedError."""
         self._io.stop(self._stop)
+
+    def abandon(self, group: str, grace_s: float, released: Callable[[], None]) -> None:
+        """End a group soon that nobody holds; takes no lock: a finalizer may interrupt whoever holds one."""
+        self._abandoned.append((group, grace_s, released))
 
     def ask(self, question: Callable[[Membership], str]) -> str:
         """Answer a question about the groups from within the I/O thread."""
@@ -155,6 +162,8 @@ class Hub:
     def call(self, group_name: str, role: str, method: str, parts: Sequence[Part], pending: PendingReplies) -> None:
         """Send one call to the ranks that it is for."""
         group = self._membership.groups.get(group_name)
+        if pending.settled.done():
+            return  # cancelled on its way here
         if group is None or group.state is not GroupState.READY:
             pending.fail(self._unusable(group_name, group, pending.description))
             return
@@ -165,7 +174,8 @@ class Hub:
         self._caller.cancel(pending)
 
     def allow_imports(self, prefixes: Sequence[str]) -> None:
-        """Tell all workers that functions and classes of these modules may travel."""
+        """Tell all workers, and those that are still to come, that functions and classes of these may travel."""
+        self._allowed += prefixes
         for group in self._membership.groups.values():
             for identity in group.alive:
                 self._insist(identity, AllowImports(tuple(prefixes)))
@@ -220,7 +230,12 @@ class Hub:
     # -- the thread's calls ------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Ask about silent calls."""
+        """Ask about silent calls, and end groups that nobody holds."""
+        while self._abandoned:
+            name, grace_s, released = self._abandoned.popleft()
+            closed: concurrent.futures.Future[list[WorkerExit]] = concurrent.futures.Future()
+            closed.add_done_callback(lambda _, released=released: released())  # type: ignore[misc]
+            self.stop_group(name, grace_s, closed)
         self._caller.ask()
         self._watchdog.tick(now=time.monotonic())
 
@@ -311,6 +326,8 @@ class Hub:
         welcome = place(self._exchange, starting.welcome, group.identities)
         environment = {"MASTER_ADDR": starting.address, "MASTER_PORT": str(group.members[0].master_port)}
         for identity in group.identities:
+            if self._allowed:  # it may have been started before the last of them
+                self._insist(identity, AllowImports(tuple(self._allowed)))
             self._insist(identity, Welcome(environment, welcome))
 
     def _take_ready(self, peer: str) -> None:

@@ -31,6 +31,8 @@ class _Callers:
     """Every worker that was announced to the members."""
     answers: dict[str, dict[str, str]] = field(default_factory=dict)
     """Worker that waits → member → address."""
+    complete: dict[str, Introduction] = field(default_factory=dict)
+    """Worker that was introduced → what it was told."""
 
 
 class Introductions:
@@ -41,8 +43,11 @@ class Introductions:
         self._groups: dict[str, _Callers] = {}
 
     def begin(self, caller: Member, group: Group) -> None:
-        """Announce a worker to every member of a group that is ready."""
+        """Announce a worker to every member of a group that is ready; say it again to one that asks again."""
         callers = self._groups.setdefault(group.name, _Callers(group))
+        if caller.identity in callers.complete:
+            self._insist(caller.identity, callers.complete[caller.identity])
+            return
         callers.introduced.add(caller.identity)
         callers.answers[caller.identity] = {}
         for member in group.members:
@@ -57,7 +62,8 @@ class Introductions:
             answers[member] = answer.address
             if len(answers) == len(callers.group.members):
                 del callers.answers[answer.identity]
-                self._insist(answer.identity, _introduction(callers.group, answers))
+                introduction = callers.complete[answer.identity] = _introduction(callers.group, answers)
+                self._insist(answer.identity, introduction)
 
     def end(self, group: Group, ended: GroupEnded) -> None:
         """Tell a group's callers that it takes no calls any more."""
@@ -71,6 +77,7 @@ class Introductions:
             if caller in callers.introduced:
                 callers.introduced.discard(caller)
                 callers.answers.pop(caller, None)
+                callers.complete.pop(caller, None)
                 for identity in callers.group.alive:
                     self._insist(identity, ForgetPeer(caller))
 

@@ -19,7 +19,8 @@ from rpcrl.transport.base import ManyPeers
 
 __all__ = ["Handler", "IoThread", "leave_signals_to_main"]
 
-IDLE_S = 5.0
+IDLE_S = 1.0
+"""Finalizers cannot wake the thread: what they leave is taken up at the latest after this."""
 MESSAGES_PER_TURN = 64
 """Between two looks at the commands: neither calls nor replies wait for ever."""
 

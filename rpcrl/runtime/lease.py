@@ -11,10 +11,20 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from rpcrl.errors import UsageError
 from rpcrl.runtime.store import is_keepable
 from rpcrl.wire.codec import register_reader
 
-__all__ = ["Lease", "as_references", "is_reference", "materialize", "read_references_here"]
+__all__ = [
+    "Lease",
+    "as_references",
+    "check_run",
+    "is_reference",
+    "materialize",
+    "materialize_stayed",
+    "read_references_here",
+    "references_in",
+]
 
 
 class Lease:
@@ -32,6 +42,31 @@ def is_reference(value: object) -> bool:
     """Tell whether a value is a BatchRef, without loading what nobody has loaded."""
     kind = getattr(sys.modules.get("rpcrl.batch.reference"), "BatchRef", None)
     return kind is not None and isinstance(value, kind)
+
+
+def references_in(value: object) -> list[Any]:
+    """Return the references in a value: itself, or in lists, tuples and dicts at any depth."""
+    if is_reference(value):
+        return [value]
+    if "rpcrl.batch.reference" not in sys.modules or not isinstance(value, list | tuple | dict):
+        return []
+    entries = value.values() if isinstance(value, dict) else value
+    return [found for entry in entries for found in references_in(entry)]
+
+
+def check_run(references: list[Any], run_id: str, *, call: str) -> None:
+    """Raise UsageError for a reference whose rows are kept in another run: no worker of this one can read them."""
+    for ref in references:
+        if ref.run_id not in ("", run_id):
+            raise UsageError(
+                f"{call}: {ref!r} belongs to run {ref.run_id}, and this group to run {run_id}; nothing was sent. Read "
+                "the rows while their run is open (ref.fetch()), and pass the batch"
+            )
+
+
+def materialize_stayed(value: Any) -> Any:
+    """Return the batch of a result that stayed on its worker; a reference that a method has returned is its value."""
+    return materialize(value) if is_reference(value) and value.stayed else value
 
 
 def materialize(value: Any) -> Any:

@@ -91,6 +91,10 @@ class Work(Protocol):
         """Take the error that has ended the line."""
         ...
 
+    def forget(self, peer: str) -> None:
+        """Let go of what is kept for a caller that is gone."""
+        ...
+
 
 @dataclass(frozen=True)
 class _Outgoing:
@@ -111,6 +115,8 @@ class Line:
         self._arrived: dict[CallId, tuple[float, str, str]] = {}
         """Calls without a reply: (when they came, from whom, what they call)."""
         self.cancelled: set[CallId] = set()
+        self._forgotten: set[str] = set()
+        """Peers that are gone: what they have asked for is of no use, and must not be kept again."""
         self._outbox: deque[_Outgoing] = deque()
         self._offer_at: float | None = None
         self._io = IoThread(end, self, name=name)
@@ -179,6 +185,8 @@ class Line:
             logger.error("call %s of %s is not for this life of this worker; it was dropped", call.call_id, peer)
             return
         self._cache.forget_below(caller, call.answered_below)
+        if peer in self._forgotten:
+            return
         if not self._cache.admit(caller, sequence):
             self._answer_again(peer, call.call_id)
             return
@@ -226,6 +234,12 @@ class Line:
         """Send what is queued; False if the end's queue is full."""
         while self._outbox:
             going = self._outbox[0]
+            if going.peer in self._forgotten:
+                if going.answers is not None:
+                    self._arrived.pop(going.answers, None)
+                    self.cancelled.discard(going.answers)
+                self._outbox.popleft()
+                continue
             try:
                 frames = to_frames(going.message)
                 self._end.send(going.peer, frames)
@@ -246,7 +260,9 @@ class Line:
         return True
 
     def _forget(self, peer: str) -> None:
+        self._forgotten.add(peer)
         self._cache.forget(peer)
         for call_id in [call_id for call_id, entry in self._arrived.items() if entry[1] == peer]:
             self.cancelled.add(call_id)
             self._work.cancel(call_id)
+        self._work.forget(peer)  # last: a call that is cancelled keeps nothing any more

@@ -8,6 +8,7 @@ between driver and workers: calls that run at most once, replies that are asked 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -43,6 +44,9 @@ from rpcrl.wire.messages import (
 
 __all__ = ["Me", "Peers", "listening_address"]
 
+ASK_AGAIN_S = 5.0
+"""Pace at which the controller is asked again about a group that calls wait for."""
+
 logger = get_logger(__name__)
 
 
@@ -73,6 +77,7 @@ class Peers:
         self._server = server
         self._me = me
         self._allowed = AllowList()
+        self._keys_of_peers: dict[str, str] = {}
         self._line: Line | None = None
         self._address = ""
         self._calls: _PeerCalls | None = None
@@ -100,6 +105,9 @@ class Peers:
     def call(self, group: str, role: str, method: str, parts: Sequence[Part], pending: PendingReplies) -> None:
         """Send one call to workers of another group."""
         calls = self._outgoing()
+        if calls is None:
+            self.check_usable()
+            return
         calls.post(lambda: calls.call(group, role, method, parts, pending))
 
     def place(self, payload: Encoded, receivers: Sequence[str]) -> Encoded:
@@ -109,16 +117,17 @@ class Peers:
     def cancel(self, pending: PendingReplies) -> None:
         """Give a call up."""
         calls = self._outgoing()
-        calls.post(lambda: calls.cancel(pending))
+        if calls is not None:
+            calls.post(lambda: calls.cancel(pending))
 
     def defer(self, work: Callable[[], None]) -> None:
-        """Run ``work``, which may wait for calls, in a thread of its own soon."""
+        """Run ``work``, which waits for nothing, outside of the I/O thread soon."""
         self._deferred.run(work)
 
     def close(self) -> None:
         """Close what was opened; open calls fail with ClosedError."""
-        self._closed = True
         with self._lock:
+            self._closed = True
             calls, line = self._calls, self._line
         if calls is not None:
             calls.stop()
@@ -133,31 +142,47 @@ class Peers:
         if isinstance(message, ExpectPeer):
             self._expect(message)
         elif isinstance(message, ForgetPeer):
-            self._server.forget(message.identity)
-            if self._line is not None:
-                self._line.forget(message.identity)
+            self._forget(message.identity)
         elif isinstance(message, Introduction | GroupEnded):
             calls = self._outgoing()
-            calls.post(lambda: calls.hear(message))
+            if calls is not None:
+                calls.post(lambda: calls.hear(message))
         else:
             logger.error("a message of kind %s is not for a worker; it was dropped", type(message).__name__)
+
+    def _forget(self, peer: str) -> None:
+        if (key := self._keys_of_peers.pop(peer, None)) is not None:
+            self._allowed.remove(key)
+        with self._lock:
+            line = self._line
+        if line is not None:
+            line.forget(peer)
+        else:
+            self._server.forget(peer)
 
     def _expect(self, message: ExpectPeer) -> None:
         keys = self._me.keys
         if keys is not None:
             self._allowed.add(message.public_key, message.identity)
-        if self._line is None:
-            end = listen(self._me.address, keys=keys, allowed=self._allowed if keys is not None else None)
-            self._address = end.address
-            shared = sharing(end, self._server.exchange)
-            line = Line(shared, self._server, incarnation=self._me.incarnation, name="rpcrl-peers", patient=False)
-            line.start()
-            with self._lock:
-                self._line = line
+            self._keys_of_peers[message.identity] = message.public_key
+        with self._lock:
+            if self._closed:
+                return
+            if self._line is None:
+                end = listen(self._me.address, keys=keys, allowed=self._allowed if keys is not None else None)
+                self._address = end.address
+                shared = sharing(end, self._server.exchange)
+                self._line = Line(
+                    shared, self._server, incarnation=self._me.incarnation, name="rpcrl-peers", patient=False
+                )
+                self._line.start()
         self._server.post(PeerExpected(message.identity, self._address))
 
-    def _outgoing(self) -> _PeerCalls:
+    def _outgoing(self) -> _PeerCalls | None:
+        """Return the calling half, opened at its first use; None once this worker ends."""
         with self._lock:
+            if self._closed:
+                return None
             if self._calls is None:
                 scheme = self._me.address.partition("://")[0]
                 end = dialer(scheme, identity=self._me.identity, keys=self._me.keys)
@@ -172,6 +197,7 @@ class _Acquaintance:
     introduced: bool = False
     ended: GroupEnded | None = None
     identities: tuple[str, ...] = ()
+    asked_at: float = 0.0
     waiting: list[tuple[str, str, Sequence[Part], PendingReplies]] = field(default_factory=list)
 
 
@@ -203,9 +229,11 @@ class _PeerCalls:
 
     def call(self, group: str, role: str, method: str, parts: Sequence[Part], pending: PendingReplies) -> None:
         """Send a call, or keep it until the group's members are known."""
+        if pending.settled.done():
+            return  # cancelled on its way here
         if group not in self._groups:
             self._groups[group] = _Acquaintance()
-            self._tell_controller(Introduce(group))
+            self._ask_for(group)
         known = self._groups[group]
         if known.ended is not None:
             pending.fail(_reason(known.ended, pending.description))
@@ -238,7 +266,13 @@ class _PeerCalls:
         for role, method, parts, pending in waiting:
             self._caller.call(role, method, parts, pending)
 
+    def _ask_for(self, group: str) -> None:
+        self._groups[group].asked_at = time.monotonic()
+        self._tell_controller(Introduce(group))
+
     def _part_with(self, known: _Acquaintance, ended: GroupEnded) -> None:
+        if known.ended is not None:
+            return
         known.ended = ended
         self._caller.drop(known.identities, lambda during: _reason(ended, during))
         for identity in known.identities:
@@ -270,12 +304,21 @@ class _PeerCalls:
             logger.error("a message of kind %s from %s is out of place", type(message).__name__, peer)
 
     def tick(self) -> None:
-        """Ask about silent calls."""
+        """Ask about silent calls; and the controller again about groups that calls wait for, its word may be lost."""
         self._caller.ask()
+        for group, known in self._groups.items():
+            if self._is_waited_for(known) and known.asked_at + ASK_AGAIN_S <= time.monotonic():
+                self._ask_for(group)
 
     def next_tick_at(self) -> float | None:
         """Return when ``tick`` has something to do next."""
-        return self._caller.next_ask_at()
+        due = [known.asked_at + ASK_AGAIN_S for known in self._groups.values() if self._is_waited_for(known)]
+        if (asks_at := self._caller.next_ask_at()) is not None:
+            due.append(asks_at)
+        return min(due, default=None)
+
+    def _is_waited_for(self, known: _Acquaintance) -> bool:
+        return known.ended is None and (bool(known.waiting) or self._caller.waits_for(known.identities))
 
     def failed(self, error: BaseException) -> None:
         """Fail everything that is open: this thread is gone."""

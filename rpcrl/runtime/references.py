@@ -32,6 +32,11 @@ class RouterReader:
         self._own_identity = own_identity
         self._own_store = own_store
 
+    @property
+    def run_id(self) -> str:
+        """The run whose workers it reads from."""
+        return self._router.run_id
+
     def read(self, wants: Sequence[Want]) -> list[DataProto]:
         """Return a batch for each want, in order."""
         waiting: list[Any] = []
@@ -61,6 +66,7 @@ def from_store(look: dict[str, Any], *, group: str, rank: int, lease: Lease, rou
     columns = {name: Column(*column) for name, column in look["columns"].items()}
     ref = BatchRef.of_stored(stored, columns, look["meta_info"], reader=reader_of(router), lease=lease)
     ref.as_tensordict = look["tensordict"]
+    ref.stayed = True
     return ref
 
 
@@ -84,23 +90,28 @@ def reader_of(router: Router) -> RouterReader:
 
 
 def read(plain: Any) -> BatchRef:
-    """Return the reference that another process has sent."""
-    ref = BatchRef.from_plain(plain["ref"], reader=_reader_here())
+    """Return the reference that another process has sent. Raises UsageError if its run is none of this process's."""
+    ref = BatchRef.from_plain(plain["ref"], reader=_reader_of_run(plain["run"]))
     ref.as_tensordict = plain["tensordict"]
     return ref
 
 
 def _write(ref: BatchRef) -> object:
-    return {"ref": ref.to_plain(), "tensordict": ref.as_tensordict}
+    return {"ref": ref.to_plain(), "tensordict": ref.as_tensordict, "run": ref.run_id}
 
 
-def _reader_here() -> RouterReader | None:
+def _reader_of_run(run_id: str) -> RouterReader | None:
+    """Return the way to a run's workers; None for a reference that has all its rows with it."""
+    if not run_id:
+        return None
     if in_worker():
         router = context().router
-        return None if router is None else reader_of(router)
-    from rpcrl.runtime.controller import current_controller
+        if router is None or router.run_id != run_id:
+            raise UsageError(f"a reference of run {run_id} cannot be read in a worker of another run")
+        return reader_of(router)
+    from rpcrl.runtime.controller import open_controller
 
-    return RouterReader(current_controller())
+    return RouterReader(open_controller(run_id))
 
 
 register_codec(BatchRef, name="rpcrl.BatchRef", encode=_write, decode=read, replace=True)

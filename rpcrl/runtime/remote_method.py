@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 from rpcrl.dispatch.mode import Arguments, CallShape, Dispatch, Dispatched, current
-from rpcrl.dispatch.register import MethodSpec, Returns, bind
+from rpcrl.dispatch.register import MethodSpec, Returns, bind, check_returns, check_timeout
 from rpcrl.dispatch.splitting import unpad_result
 from rpcrl.errors import UsageError
 from rpcrl.runtime.caller import Part
 from rpcrl.runtime.future import Finish, Future, PendingReplies, Reply, when_settled
-from rpcrl.runtime.lease import is_reference, materialize
+from rpcrl.runtime.lease import check_run, materialize_stayed, references_in
 from rpcrl.wire.codec import decode, encode
 from rpcrl.wire.messages import Encoded
 
@@ -83,9 +83,21 @@ class RemoteMethod(Generic[P, Value, Called]):
         """
         return self._start(args, kwargs, snapshot=True, keep_from_bytes=KEEP_FROM_BYTES)
 
-    def options(self, *, returns: Returns | None = None, timeout_s: float | None = None) -> RemoteMethod[..., Any, Any]:
-        """Return the same method with other settings for this call: ``group.m.options(returns="ref")(x)``."""
-        spec = replace(self._spec, returns=returns or self._spec.returns, timeout_s=timeout_s or self._spec.timeout_s)
+    def options(
+        self, *, returns: Returns | None = None, timeout_s: float | Literal["as registered"] | None = "as registered"
+    ) -> RemoteMethod[..., Any, Any]:
+        """Return the same method with other settings for this call: ``group.m.options(returns="ref")(x)``.
+
+        ``timeout_s=None`` waits as long as the workers live.
+        """
+        spec = self._spec
+        if returns is not None:
+            check_returns(returns)
+            spec = replace(spec, returns=returns)
+        if timeout_s != "as registered":
+            if timeout_s is not None:
+                check_timeout("options(timeout_s=…)", timeout_s)
+            spec = replace(spec, timeout_s=timeout_s)
         name = self.__name__
         return RemoteMethod(self._group, self._role, self._worker_cls, name, spec, rank=self._rank)
 
@@ -98,11 +110,13 @@ class RemoteMethod(Generic[P, Value, Called]):
         count = 1 if self._spec.rank_zero else self._group.world_size
         pending = PendingReplies(self._describe(), range(self._rank or 0, (self._rank or 0) + count))
         call = _Call(self, pending, snapshot, 0 if self._spec.returns == "ref" else keep_from_bytes)
-        final = _as_it_is if self._spec.returns == "ref" else materialize
+        final = _as_it_is if self._spec.returns == "ref" else materialize_stayed
         finish = Finish(self._gather, call.collect, final)
         future: Future[Value] = Future(pending, finish, timeout_s=self._spec.timeout_s, cancel=router.cancel)
         waited = [value for value in (*args, *kwargs.values()) if isinstance(value, Future)]
         if waited:
+            if self._mode.mesh_name is not None:
+                self._group.mesh(self._mode.mesh_name)  # asked here: the thread of chained calls waits for nobody
             when_settled(waited, lambda: router.defer(lambda: call.send_after(arguments, waited)))
         else:
             call.send(arguments)
@@ -120,15 +134,16 @@ class RemoteMethod(Generic[P, Value, Called]):
         encoded: dict[int, Encoded] = {}
         count = len(dispatched.per_rank)
         identities = self._group.identities[self._rank or 0 :][:count]
+        receivers: dict[int, list[str]] = {}
+        for identity, arguments in zip(identities, dispatched.per_rank, strict=True):
+            receivers.setdefault(id(arguments), []).append(identity)
         for arguments in dispatched.per_rank:
             if id(arguments) not in encoded:
                 name = self._shape.name
                 value = encode(
                     (arguments.args, dict(arguments.kwargs)), path=(f"{name} args", f"{name} kwargs"), imports=imports
                 )
-                shares = zip(identities, dispatched.per_rank, strict=True)
-                receivers = [identity for identity, share in shares if share is arguments]
-                value = self._group.router.place(value, receivers)
+                value = self._group.router.place(value, receivers[id(arguments)])
                 encoded[id(arguments)] = value.own_copy() if snapshot else value
         mesh = self._mode.mesh_name
         wanted = (True,) * count if mesh is None else self._group.mesh(mesh).collects
@@ -171,15 +186,21 @@ class _Call:
         self._pending = pending
         self._snapshot = snapshot
         self._keep_from_bytes = keep_from_bytes
-        self._dispatched: Dispatched | None = None
+        self._sent: CallShape | None = None
+        self._num_padding = 0
+        self._num_rows = 0
 
     def send(self, arguments: Arguments) -> None:
         """Dispatch, encode and send."""
         method = self._method
-        dispatched = self._dispatched = method._dispatch(arguments)
+        references = references_in([*arguments.args, *arguments.kwargs.values()])
+        check_run(references, method._group.router.run_id, call=method._shape.name)
+        dispatched = method._dispatch(arguments)
+        self._sent = method._shape.sent(dispatched)
+        self._num_padding, self._num_rows = dispatched.num_padding, dispatched.num_rows
         parts = method._encode(dispatched, snapshot=self._snapshot, keep_from_bytes=self._keep_from_bytes)
         # As long as the call is open, its references keep their rows where they are.
-        self._pending.keeps = [value for value in (*arguments.args, *arguments.kwargs.values()) if is_reference(value)]
+        self._pending.keeps = references
         method._group.router.call(method._group.name, method._role, method.__name__, parts, self._pending)
 
     def send_after(self, arguments: Arguments, waited: Sequence[Future[Any]]) -> None:
@@ -196,11 +217,10 @@ class _Call:
 
     def collect(self, outputs: list[Any]) -> Any:
         """Make one result of the outputs of all ranks."""
-        method, dispatched = self._method, self._dispatched
-        if dispatched is None:
+        method = self._method
+        if self._sent is None:
             raise UsageError(f"{method._shape.name} has a reply to a call that was not sent; this is a bug of rpcrl")
-        collected = method._collect(outputs, method._shape.sent(dispatched))
-        return method._unpad(collected, dispatched.num_padding, dispatched.num_rows)
+        return method._unpad(method._collect(outputs, self._sent), self._num_padding, self._num_rows)
 
 
 def _as_it_is(value: Any) -> Any:

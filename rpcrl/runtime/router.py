@@ -36,7 +36,7 @@ class Router(Protocol):
         ...
 
     def defer(self, work: Callable[[], None]) -> None:
-        """Run ``work``, which may wait for calls, in a thread of its own soon."""
+        """Run ``work``, which waits for nothing, outside of the I/O thread soon."""
         ...
 
     def place(self, payload: Encoded, receivers: Sequence[str]) -> Encoded:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rpcrl.dispatch.register import MethodSpec, callable_method, registered_methods
-from rpcrl.errors import UnknownMethodError
+from rpcrl.errors import UnknownMethodError, UsageError
 from rpcrl.logs import get_logger
 from rpcrl.runtime.gate import RoleGate
 from rpcrl.runtime.io_thread import leave_signals_to_main
-from rpcrl.runtime.lease import is_reference, materialize
+from rpcrl.runtime.lease import is_reference, materialize, references_in
 from rpcrl.runtime.line import Job, Line, OnePeer
 from rpcrl.runtime.progress import Running, running_here, step_of
 from rpcrl.runtime.sharing import place, sharing
@@ -79,6 +79,7 @@ class CallServer:
         self._reads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._reading: threading.Thread | None = None
         self._running: Running | None = None
+        self._starting = threading.Lock()
         self._tasks: dict[CallId, asyncio.Task[Any]] = {}
         """Asynchronous methods that run; belongs to the loop's thread."""
         self._inbox: queue.SimpleQueue[Welcome | Job | Shutdown] = queue.SimpleQueue()
@@ -189,6 +190,11 @@ class CallServer:
             _fail(job, "raised", error)
             return
         try:
+            if any(ref.holds_leases for ref in references_in(value)):
+                raise UsageError(
+                    "a method returned a BatchRef of results that are kept for this worker: they would be let go of "
+                    "with the method's end. Return ref.fetch(), or have the driver make the call"
+                )
             number, shown = self._keep(job, value)
             payload = encode(shown, path="return value", imports=self.imports)
             # A copy, made before the next method runs: that one may change the tensors which this one returned.
@@ -256,9 +262,10 @@ class CallServer:
 
     def _read(self, job: Job) -> None:
         """Have the store answer, in a thread of its own: it encodes rows, and a line has other work."""
-        if self._reading is None:
-            self._reading = new_thread(self._serve_reads, name="rpcrl-store")
-            self._reading.start()
+        with self._starting:  # calls come by two lines
+            if self._reading is None:
+                self._reading = new_thread(self._serve_reads, name="rpcrl-store")
+                self._reading.start()
         self._reads.put(job)
 
     def _serve_reads(self) -> None:
@@ -336,11 +343,12 @@ class CallServer:
             loop.close()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._looping = new_thread(self._run_loop, self._loop, name="rpcrl-asyncio")
-            self._looping.start()
-        return self._loop
+        with self._starting:  # calls come by two lines
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._looping = new_thread(self._run_loop, self._loop, name="rpcrl-asyncio")
+                self._looping.start()
+            return self._loop
 
 
 def _fail(job: Job, kind: str, error: BaseException) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -140,9 +141,13 @@ class Worker:
         meshes = context().meshes
         if (id(self), name) in meshes:
             raise UsageError(f"mesh {name!r} was registered by this worker already")
-        if dp_rank < 0:
-            raise UsageError(f"mesh {name!r}: dp_rank={dp_rank} must be 0 or more")
-        meshes[id(self), name] = (dp_rank, is_collect)
+        try:
+            number = operator.index(dp_rank)
+        except TypeError:
+            number = -1
+        if number < 0 or isinstance(dp_rank, bool):
+            raise UsageError(f"mesh {name!r}: dp_rank={dp_rank!r} must be an integer of 0 or more")
+        meshes[id(self), name] = (number, bool(is_collect))
 
     @register
     def _query_mesh(self, name: str) -> tuple[int, bool]:

@@ -7,6 +7,7 @@ workers directly.
 from __future__ import annotations
 
 import difflib
+import inspect
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from rpcrl.runtime.future import Future
 from rpcrl.runtime.main_module import class_path, find_class
 from rpcrl.runtime.remote_method import RemoteMethod
 from rpcrl.runtime.router import Router
-from rpcrl.runtime.worker import context, in_worker
+from rpcrl.runtime.worker import Worker, context, in_worker
 from rpcrl.topology import ResourcePool
 from rpcrl.wire.codec import register_codec
 
@@ -109,6 +110,8 @@ class WorkerGroup(Generic[W]):
         controller: Controller | None = None,
         **kwargs: Any,
     ) -> None:
+        if not isinstance(pool, ResourcePool):
+            raise UsageError(f"WorkerGroup needs a ResourcePool first, e.g. ResourcePool([2]), got {pool!r}")
         roles = _roles_of(worker_cls, args, kwargs, name)
         environment = dict(environment or {})
         _check_environment(environment)
@@ -129,14 +132,18 @@ class WorkerGroup(Generic[W]):
         self._shared = shared
         self._role = role
         self._meshes: dict[str, Mesh] = {}
-        if role is not None:
-            for name, spec in registered_methods(shared.classes[role]).items():
-                setattr(self, name, RemoteMethod(self, role, shared.classes[role], name, spec))
+        self._methods = {} if role is None else registered_methods(shared.classes[role])
 
     def __getattr__(self, name: str) -> RemoteMethod[..., Any, Any]:
+        # Made anew each time: a group that held its methods, which hold it, would outlive its last user.
+        if self._role is not None and name in self.__dict__.get("_methods", {}):
+            return RemoteMethod(self, self._role, self._shared.classes[self._role], name, self._methods[name])
         if name.startswith("_"):
             raise AttributeError(name)
         raise UnknownMethodError(self._unknown(name))
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._methods})
 
     def __repr__(self) -> str:
         role = self._role or "+".join(self._shared.classes)
@@ -247,7 +254,7 @@ class WorkerGroup(Generic[W]):
         worker_cls = self._shared.classes[self._role]
         if callable(getattr(worker_cls, name, None)):
             return f"{worker_cls.__name__}.{name} is not registered: mark it with @register to call it on a group"
-        names = registered_methods(worker_cls)
+        names = [method for method in registered_methods(worker_cls) if not method.startswith("_")]
         near = difflib.get_close_matches(name, names, 1)
         hint = f"; did you mean {near[0]}?" if near else f"; registered: {', '.join(sorted(names)) or 'none'}"
         return f"{worker_cls.__name__} has no registered method {name!r}{hint}"
@@ -322,7 +329,14 @@ def register_handles(main: Mapping[str, Any] | None = None) -> None:
     )
 
 
+def _refuse_future(future: Future[Any]) -> object:
+    raise UsageError(
+        "a Future travels only as an argument of its own: pass the future itself, or future.result() inside of others"
+    )
+
+
 register_handles()
+register_codec(Future, name="rpcrl.Future", encode=_refuse_future, decode=_refuse_future, replace=True)
 
 
 def _roles_of(
@@ -343,9 +357,25 @@ def _roles_of(
         role = name or str(getattr(worker_cls, "__name__", "worker"))
         items = {role: ClassWithInitArgs(worker_cls, *args, **kwargs)}
     for role, item in items.items():
-        if not isinstance(item.cls, type):
-            raise UsageError(f"role {role!r} needs a worker class, got {type(item.cls).__name__}")
+        if not isinstance(item.cls, type) or not issubclass(item.cls, Worker):
+            got = item.cls.__name__ if isinstance(item.cls, type) else type(item.cls).__name__
+            raise UsageError(f"role {role!r} needs a class that inherits from rpcrl.Worker, got {got}")
+        _check_constructor(role, item)
     return items
+
+
+def _check_constructor(role: str, item: ClassWithInitArgs[Any]) -> None:
+    """Bind the arguments before a process is started for them."""
+    try:
+        signature = inspect.signature(item.cls)
+    except (ValueError, TypeError):  # a constructor that does not say what it takes
+        return
+    try:
+        signature.bind(*item.args, **item.kwargs)
+    except TypeError as error:
+        raise DispatchError(
+            f"role {role!r} cannot be built: {item.cls.__name__}{signature}: {error}; nothing was started"
+        ) from None
 
 
 def _with_args(item: ClassWithInitArgs[Any] | type) -> ClassWithInitArgs[Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgpack
 
-from rpcrl.errors import DecodeError, EncodeError, ProtocolMismatchError
+from rpcrl.errors import DecodeError, EncodeError, MessageTooLargeError, ProtocolMismatchError
 from rpcrl.shm.buffers import Buffer, view_of
 from rpcrl.wire import messages
 from rpcrl.wire.messages import PROTOCOL_VERSION, Encoded, Message
@@ -68,6 +68,8 @@ class FrameLimits:
 
 DEFAULT_LIMITS = FrameLimits()
 _SCAN_BYTES = 4096
+_HEAD_ROOM_BYTES = 1 << 20
+"""What the other fields of an envelope may take."""
 
 Check = Callable[[Any], Any]
 """Turns what msgpack read into a field's value; raises DecodeError."""
@@ -171,7 +173,10 @@ _HAS_PAYLOAD = {cls: any(field.name == "payload" for field in dataclasses.fields
 
 
 def to_frames(message: Message) -> list[Frame]:
-    """Return the frames of a message: the envelope and the payload's buffers. Raises EncodeError."""
+    """Return the frames of a message: the envelope and the payload's buffers.
+
+    Raises EncodeError, and MessageTooLargeError for what the receiver would refuse.
+    """
     cls = type(message)
     number = _NUMBERS.get(cls)
     if number is None:
@@ -188,10 +193,26 @@ def to_frames(message: Message) -> list[Frame]:
     if not _HAS_PAYLOAD[cls]:
         return [packed]
     payload: Encoded = message.payload  # type: ignore[union-attr]
+    _check_size(payload)
     # An array of fewer than 16 elements has a head of one byte, and every message has fewer: make it one longer.
     head_byte = bytes((0x90 | (len(head) + 1),))
     tree = payload.tree
     return [b"".join((head_byte, memoryview(packed)[1:], _bin_head(len(tree)), tree)), *payload.buffers]
+
+
+def _check_size(payload: Encoded) -> None:
+    """Raise MessageTooLargeError for what a receiver would refuse: it could not even say so to the caller."""
+    limits = DEFAULT_LIMITS
+    if len(payload.buffers) > limits.max_buffers:
+        raise MessageTooLargeError(
+            f"{len(payload.buffers)} arrays and tensors of 512 bytes and more in one message; the limit is "
+            f"{limits.max_buffers}, and nothing was sent. Stack them into fewer and longer ones, or make several calls"
+        )
+    if len(payload.tree) > limits.max_envelope_bytes - _HEAD_ROOM_BYTES:
+        raise MessageTooLargeError(
+            f"{len(payload.tree)} bytes of Python values in one message; the limit is {limits.max_envelope_bytes}, and "
+            "nothing was sent. Send arrays and tensors instead of lists of Python objects, or make several calls"
+        )
 
 
 def _bin_head(size: int) -> bytes:

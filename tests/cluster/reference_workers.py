@@ -42,6 +42,10 @@ class Producer(Worker):
         return DataProto.from_dict({"first": batch.batch["wide"][:, 0]})
 
     @register
+    def each(self, num_rows: int) -> DataProto:
+        return DataProto.from_dict({"wide": torch.ones(num_rows, ROW_FLOATS)})
+
+    @register
     def overwrite(self) -> None:
         self.last.fill_(-1)
 
@@ -104,3 +108,15 @@ class Consumer(Worker):
     @register
     def type_of(self, batch: Any) -> str:
         return type(batch).__name__
+
+    @register
+    def types_in(self, batches: list[Any]) -> list[str]:
+        return [type(batch).__name__ for batch in batches]
+
+    @register
+    def relay(self, producers: Any, batch: DataProto) -> dict[str, Any]:
+        return {"ref": producers.make(batch)}
+
+    @register(Dispatch.RANK_ZERO, materialize_futures=False)
+    def given_back(self, ref: Any) -> Any:
+        return ref

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from rpcrl import BatchRef, Controller, DataProto, ResourcePool, WorkerGroup, wait_all
-from rpcrl.errors import BatchError, RemoteError, WorkerLostError
+from rpcrl.errors import BatchError, EncodeError, RemoteError, UsageError, WorkerLostError
 from tests.cluster.reference_workers import Consumer, Producer
 
 pytestmark = pytest.mark.cluster
@@ -214,6 +215,38 @@ def test_futures_of_several_groups_are_waited_for_together(groups: Groups):
     assert both[1] == ["int", "int"]
     with pytest.raises(RemoteError, match="KeyError"):
         wait_all([producers.kept.submit(), consumers.fail.submit(rows())], 60)
+
+
+def test_a_chained_list_is_the_same_whatever_its_size(groups: Groups):
+    producers, consumers, _ = groups
+    for num_rows in (1, 10):  # 32 KiB and 320 KiB
+        assert consumers.types_in(producers.each.submit(num_rows)) == [["DataProto"] * 2] * 2
+
+
+def test_a_worker_cannot_return_a_reference_that_ends_with_its_method(groups: Groups):
+    producers, consumers, _ = groups
+    with pytest.raises(RemoteError, match=r"Return ref\.fetch\(\)"):
+        consumers.relay(producers, rows())
+
+
+def test_references_belong_to_their_run(ipc: Controller, tmp_path: Path):
+    pool = ResourcePool([1], device=None)
+    producers, consumers = WorkerGroup(pool, Producer, name="same"), WorkerGroup(pool, Consumer)
+    ref = producers.make(rows())
+    with Controller(log_dir=tmp_path / "other", start_timeout_s=60) as other:
+        others = WorkerGroup(pool, Producer, name="same", controller=other)
+        back = consumers.given_back(ref)
+        assert isinstance(back, BatchRef), "what a method returns as a reference comes as one"
+        assert back["y"].tolist() == [2.0 * row for row in range(ROWS)], "read by its own controller"
+        with pytest.raises(UsageError, match=f"belongs to run {ipc.run_id}"):
+            others.take_back(ref)
+        assert len(others.make(rows())) == ROWS, "and the other run goes on"
+
+
+def test_a_future_inside_of_an_argument_is_refused_with_advice(groups: Groups):
+    producers, consumers, _ = groups
+    with pytest.raises(EncodeError, match=r"pass the future itself"):
+        consumers.types_in([producers.kept.submit()])
 
 
 def test_a_store_that_dies_is_an_error_for_its_rows_only(ipc: Controller):

@@ -13,7 +13,7 @@ from tensordict import NonTensorData, TensorDict
 
 from rpcrl import Controller, DataProto, ResourcePool, WorkerGroup
 from rpcrl.batch.compare import first_difference
-from rpcrl.errors import DispatchError, RemoteError
+from rpcrl.errors import CollectError, DispatchError, RemoteError
 from tests.batch_samples import assert_same, jagged
 from tests.conformance.mode_workers import Counted, Modes, Pipeline, reverse
 
@@ -214,7 +214,7 @@ def test_p45_figures_are_those_of_one_rank(group: WorkerGroup[Any], how: How, nu
     assert how(group.mean_loss, batch) == pytest.approx(whole, abs=1e-6)
     assert how(group.tp_figures, batch).meta_info["metrics"]["loss"] == pytest.approx(whole, abs=1e-6)
     if num_rows % 4:
-        with pytest.raises(DispatchError, match=r"returned the metrics loss, but \d rows of padding count in them"):
+        with pytest.raises(CollectError, match=r"returned the metrics loss, but \d rows of padding count in them"):
             how(group.figures_without_rule, batch)
 
 

@@ -19,6 +19,8 @@ from rpcrl.errors import BatchError, UsageError
 class Shelf:
     """Keeps batches, and counts the rows and columns that are read."""
 
+    run_id = "here"
+
     def __init__(self) -> None:
         self.batches: list[DataProto] = []
         self.reads: list[tuple[int, int, tuple[str, ...]]] = []
@@ -115,3 +117,36 @@ def test_what_cannot_be_done_without_reading_is_refused() -> None:
         BatchRef.from_plain(ref.to_plain(), reader=None).fetch()
     assert "4 rows of x, n" in repr(ref)
     assert shelf.reads == []
+
+
+class Lease:
+    def __init__(self, identity: str, key: int) -> None:
+        self.identity, self.key = identity, key
+
+
+def test_a_rolling_buffer_keeps_only_what_its_rows_are_in() -> None:
+    shelf = Shelf()
+
+    def made(number: int) -> BatchRef:
+        batch = batch_of(4 * number, 4)
+        shelf.batches.append(batch)
+        stored = Stored("g", "w", 0, len(shelf.batches) - 1, 4)
+        return BatchRef.of_stored(stored, schema_of(batch), {}, reader=shelf, lease=Lease("w", stored.key))
+
+    buffer = made(0)
+    for number in range(1, 20):
+        buffer = BatchRef.concat([buffer[-4:], made(number)])
+    [layer] = buffer._layers
+    assert [stored.key for stored in buffer.keepers()] == [lease.key for lease in layer.leases] == [18, 19]
+    assert len(layer.sources) == 2
+    assert buffer["x"].tolist() == [float(row) for row in range(72, 80)]
+    empty = buffer[:0]
+    assert len(empty.fetch()) == 0, "an empty reference still knows its columns"
+
+
+def test_batches_and_references_are_joined() -> None:
+    shelf = Shelf()
+    joined = BatchRef.concat([shelf.put(batch_of(0, 2)), batch_of(2, 2)])
+    same(joined.fetch(), batch_of(0, 4))
+    with pytest.raises(BatchError, match="part 1 is of type int"):
+        BatchRef.concat([joined, 3])  # type: ignore[list-item]

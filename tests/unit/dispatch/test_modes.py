@@ -18,7 +18,7 @@ from rpcrl.dispatch.mode import (
     update_dispatch_mode,
 )
 from rpcrl.dispatch.splitting import unpad_result
-from rpcrl.errors import DispatchError
+from rpcrl.errors import CollectError, DispatchError
 
 
 class Rows(list):
@@ -108,12 +108,12 @@ def test_batches_of_different_length_and_non_batches_are_refused():
 
 
 def test_a_result_that_is_no_batch_names_its_rank():
-    with pytest.raises(DispatchError, match="rank 1 returned NoneType"):
+    with pytest.raises(CollectError, match="rank 1 returned NoneType"):
         Dispatch.DP_COMPUTE_PROTO.collect(Group(2), CallShape("r.m"), [Rows([1]), None])
 
 
 def test_padding_is_never_guessed_off_a_result_of_another_length():
-    with pytest.raises(DispatchError, match=r"8 rows \(3 of them padding\) and returned 5"):
+    with pytest.raises(CollectError, match=r"8 rows \(3 of them padding\) and returned 5"):
         unpad_result(Rows(range(5)), 3, 8, call="r.m")
 
 

@@ -11,7 +11,7 @@ import torch
 from rpcrl.batch.data_proto import DataProto
 from rpcrl.dispatch.mode import Arguments, CallShape, Dispatch, DispatchMode, Mesh, mesh
 from rpcrl.dispatch.register import register
-from rpcrl.errors import DispatchError
+from rpcrl.errors import CollectError, DispatchError
 
 
 class Group:
@@ -113,10 +113,10 @@ def test_p45_padding_reaches_no_figure_and_a_mean_is_that_of_one_rank(num_rows: 
 def test_p45_figures_of_padded_parts_are_refused_unless_their_rule_is_said() -> None:
     call = CallShape("r.m", "pad")
     with pytest.raises(
-        DispatchError, match=r"r\.m returned the metrics loss, rows, but 3 rows of padding count in them"
+        CollectError, match=r"r\.m returned the metrics loss, rows, but 3 rows of padding count in them"
     ):
         run(Dispatch.DP_COMPUTE_PROTO, Group(4), call, rows_of(5), with_figures)
-    with pytest.raises(DispatchError, match="returned the metrics rows, but"):
+    with pytest.raises(CollectError, match="returned the metrics rows, but"):
         run(
             Dispatch.DP_COMPUTE_PROTO, Group(4), replace(call, merge={"metrics.loss": "list"}), rows_of(5), with_figures
         )
@@ -147,19 +147,17 @@ def test_p46_figures_of_all_ranks_are_merged_or_refused() -> None:
     assert collect("sum", [1, 2, 3]) == 6
     assert collect("first_equal", ["same"] * 3) == "same"
     assert collect(None, outputs) is outputs
-    with pytest.raises(DispatchError, match=r"r\.m: .*'a' differs: part 0 has 1, part 1 has 2"):
+    with pytest.raises(CollectError, match=r"r\.m: .*'a' differs: part 0 has 1, part 1 has 2"):
         collect({"b": "list"}, outputs)
-    with pytest.raises(DispatchError, match="the result differs: part 0 has 1, part 2 has 2"):
+    with pytest.raises(CollectError, match="the result differs: part 0 has 1, part 2 has 2"):
         collect("first_equal", [1, 1, 2])
-    with pytest.raises(DispatchError, match="every rank must return a dict, got int"):
+    with pytest.raises(CollectError, match="every rank must return a dict, got int"):
         collect({"a": "mean"}, [1, 2, 3])
 
 
 def test_p46_ranks_that_disagree_are_named_with_the_method() -> None:
     parts = [DataProto(meta_info={"step": step}) for step in (1, 1, 2)]
-    with pytest.raises(
-        DispatchError, match=r"r\.m: the ranks' results do not go together: meta_info\['step'\] differs"
-    ):
+    with pytest.raises(CollectError, match=r"r\.m: the ranks' results do not go together: meta_info\['step'\] differs"):
         Dispatch.DP_COMPUTE_PROTO.collect(Group(3), CallShape("r.m"), parts)
 
 

@@ -1,11 +1,14 @@
 """Futures: gathering, deadlines, errors, awaiting."""
 
 import asyncio
+import concurrent.futures
+import gc
+import weakref
 
 import pytest
 
-from rpcrl.errors import CallTimeoutError
-from rpcrl.runtime.future import Finish, Future, PendingReplies, as_completed
+from rpcrl.errors import CallTimeoutError, UsageError
+from rpcrl.runtime.future import Finish, Future, PendingReplies, as_completed, when_settled
 from rpcrl.wire.messages import Encoded
 
 
@@ -109,3 +112,54 @@ def test_callbacks_run_when_settled():
     future.add_done_callback(called.append)
     pending.deliver(0, reply("x"))
     assert called == [future]
+
+
+def test_a_callback_may_cancel_other_calls():
+    withdrawn: list[PendingReplies] = []
+    first, second = PendingReplies("a", range(1)), PendingReplies("b", range(1))
+    finish = Finish(list, list)
+    winner, loser = Future(first, finish), Future(second, finish, cancel=withdrawn.append)
+    winner.add_done_callback(lambda _: loser.cancel())
+    first.deliver(0, reply("x"))
+    assert withdrawn == [second]
+    with pytest.raises(concurrent.futures.CancelledError):
+        loser.result(0.01)
+    second.deliver(0, reply("late"))  # and changes nothing
+
+
+def test_an_interrupt_while_collecting_leaves_the_value_to_be_asked_for_again():
+    pending = PendingReplies("m", range(1))
+    tries = iter([KeyboardInterrupt, None])
+
+    def collect(outputs: list[str]) -> list[str]:
+        if (error := next(tries)) is not None:
+            raise error
+        return outputs
+
+    future = Future(pending, Finish(lambda replies: [item.payload.tree.decode() for item in replies], collect))
+    pending.deliver(0, reply("rows"))
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    assert future.result() == ["rows"]
+
+
+def test_what_has_failed_or_was_chained_is_let_go_of_without_the_garbage_collector():
+    gc.disable()
+    try:
+        pending = PendingReplies("m", range(1))
+        future = future_of(pending)
+        gone = weakref.ref(future)
+        when_settled([future], lambda waited=[future]: None)
+        pending.fail(ValueError("no"))
+        with pytest.raises(ValueError, match="no"):
+            future.result()
+        del future, pending
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("limit", ["3", 0, -1.0])
+def test_a_limit_that_is_none_is_refused(limit: float):
+    with pytest.raises(UsageError, match="timeout_s"):
+        future_of(PendingReplies("m", range(1))).result(limit)

@@ -21,6 +21,8 @@ class Role:
 
 
 class Silent:
+    run_id = "run"
+
     """A controller whose workers never answer."""
 
     imports = ImportPolicy()

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import msgpack
 import pytest
 
-from rpcrl.errors import DecodeError, EncodeError, ProtocolMismatchError, WorkerExit
+from rpcrl.errors import DecodeError, EncodeError, MessageTooLargeError, ProtocolMismatchError, WorkerExit
 from rpcrl.wire.codec import encode
 from rpcrl.wire.frames import KINDS, FrameLimits, from_frames, to_frames
 from rpcrl.wire.messages import (
@@ -94,6 +94,13 @@ def test_comes_back_the_same(name: str) -> None:
     assert from_frames([bytes(frame) for frame in frames]) == message
     assert len(frames) == (3 if isinstance(message, Welcome | Call | Result) else 1)
     assert len(msgpack.unpackb(bytes(frames[0]), strict_map_key=False, unicode_errors="surrogatepass")) < 16
+
+
+def test_what_a_receiver_would_refuse_is_refused_by_the_sender() -> None:
+    many = Encoded(b"\xc0", (b"x" * 600,) * ((1 << 16) + 1))
+    with pytest.raises(MessageTooLargeError, match=r"65537 arrays and tensors.*Stack them"):
+        to_frames(Result(CALL, many))
+    assert len(to_frames(Result(CALL, Encoded(b"\xc0", many.buffers[1:])))) == (1 << 16) + 1
 
 
 def test_a_payload_is_encoded_once_and_its_buffers_are_not_copied() -> None:
