@@ -329,7 +329,7 @@ def register_handles(main: Mapping[str, Any] | None = None) -> None:
     )
 
 
-def _refuse_future(future: Future[Any]) -> object:
+def _refuse_future(future: Any) -> Any:
     raise UsageError(
         "a Future travels only as an argument of its own: pass the future itself, or future.result() inside of others"
     )
