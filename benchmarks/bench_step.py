@@ -1,7 +1,12 @@
-"""Where does the time of a training step go? Runs the default job through the command line and reads its own record.
+"""Where does the time of a training step go, and what of it is rpcrl's own?
 
-Nothing is measured by this script itself: ``metrics.jsonl`` holds the seconds of each phase of each step, and
-``summary.json`` the totals. The first steps are left out (caches fill, the optimizer's state is made).
+- The default job through the command line: ``metrics.jsonl`` holds the seconds of each phase of each step, and
+  ``summary.json`` the totals.
+- The default job with one worker beside the same engine objects in a loop of one process (``step_loop``), step by step
+  in the same run: the difference is what processes, calls and batches cost.
+- With ``--large``: a model of 9.6 million parameters on one worker and on two, run by run in turn.
+
+The first steps are left out (caches fill, the optimizer's state is made).
 """
 
 from __future__ import annotations
@@ -65,11 +70,76 @@ def rows_of(run_dir: Path, *, variant: str, workers: int) -> tuple[list[Row], fl
     return rows, rates[len(rates) // 2]
 
 
+def against_loop(steps: int) -> tuple[list[Row], dict[str, object]]:
+    """Run the default job with one worker, each step followed by the loop's; returns rows and the ratio of a step."""
+    from step_loop import interleaved
+
+    from rpcrl.config.load import load
+    from rpcrl.trainer.colocate import ColocateTrainer
+
+    samples: dict[tuple[str, str], list[float]] = {}
+
+    def record(system: str, phase: str, seconds: float) -> None:
+        samples.setdefault((system, phase), []).append(seconds)
+
+    settings = [f"trainer.total_training_steps={steps + LEFT_OUT_STEPS}", "trainer.n_gpus_per_node=1"]
+    settings += ["trainer.val_before_train=false", "trainer.test_freq=-1"]
+    with tempfile.TemporaryDirectory(prefix="rpcrl-bench-") as folder:
+        trainer = interleaved(ColocateTrainer, record)(load(None, settings, "colocate"), run_dir=Path(folder) / "run")
+        trainer.fit()
+    ours, theirs = trainer.last_figures
+    if abs(ours["actor/grad_norm"] - theirs["grad_norm"]) > 0.5 * theirs["grad_norm"]:
+        raise SystemExit(f"the loop does not do what the trainer does: {ours} {theirs}")
+    rows = [
+        row_of(
+            Case(system, phase, lambda: None, variant="1 process" if system == "loop" else "in turn", workers=1), times
+        )
+        for (system, phase), every in sorted(samples.items(), key=lambda item: item[0][::-1])
+        if (times := every[LEFT_OUT_STEPS:])
+    ]
+    step = {row.system: row.p50_s for row in rows if row.case == "step"}
+    return rows, {"step_against_loop": round(step["rpcrl"] / step["loop"], 3)}
+
+
+def large(steps: int, repeats: int) -> tuple[list[Row], dict[str, object]]:
+    """Train a model of 9.6 million parameters on one worker and on two, in turn; returns rows and the speed-up."""
+    from rpcrl.testing.tiny_model import write_tiny_llama
+
+    times: dict[int, list[float]] = {1: [], 2: []}
+    with tempfile.TemporaryDirectory(prefix="rpcrl-bench-") as folder:
+        shape = {"hidden_size": 256, "intermediate_size": 800, "num_hidden_layers": 11, "initializer_range": 0.02}
+        model = write_tiny_llama(
+            Path(folder) / "model", num_attention_heads=4, num_key_value_heads=4, head_dim=64, **shape
+        )
+        for number in range(repeats):
+            for workers in (1, 2) if number % 2 == 0 else (2, 1):
+                run_dir = Path(folder) / f"run-{number}-{workers}"
+                settings = [f"trainer.total_training_steps={steps + LEFT_OUT_STEPS}", f"model.path={model}"]
+                settings += [
+                    f"trainer.n_gpus_per_node={workers}",
+                    "trainer.val_before_train=false",
+                    "trainer.test_freq=-1",
+                ]
+                train(run_dir, *settings)
+                lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+                times[workers] += [entry["timing_s/step"] for entry in map(json.loads, lines)][LEFT_OUT_STEPS:]
+    rows = [
+        row_of(Case("rpcrl", "step", lambda: None, variant="9.6M model", workers=workers), every)
+        for workers, every in times.items()
+    ]
+    return rows, {"two_workers_speed_up": round(rows[0].p50_s / rows[1].p50_s, 3)}
+
+
 def main() -> None:
+    wants_large = "--large" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--large"]
     chosen = options(__doc__ or "")
     steps = 10 if chosen.quick else 100
-    rows: list[Row] = []
-    more: dict[str, object] = {}
+    rows, more = against_loop(steps)
+    if wants_large:
+        found, speed_up = large(3 if chosen.quick else 10, 1 if chosen.quick else 3)
+        rows += found
+        more.update(speed_up)
     for workers in (2,) if chosen.quick else (1, 2):
         with tempfile.TemporaryDirectory(prefix="rpcrl-bench-") as folder:
             run_dir = Path(folder) / "run"

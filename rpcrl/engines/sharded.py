@@ -31,6 +31,7 @@ from rpcrl.engines.hf_model import (
     use_threads,
 )
 from rpcrl.engines.packing import Packed, require_packing
+from rpcrl.engines.shard_files import describe_files, verify_files
 from rpcrl.engines.sharding import data_parallel
 from rpcrl.errors import BatchError, CheckpointError, UsageError
 
@@ -325,12 +326,14 @@ class Sharded:
             "tensors": {name: shards.describe(tensor) for name, tensor in named.items()},
             "model": shards.write_shard(directory / f"model-{suffix}", named),
         }
+        files = [directory / f"model-{suffix}"]
         if self._optimizer is not None:
             steps, moments = self._moments(self._optimizer)
             entry["optimizer_steps"] = steps
             entry["optimizer_tensors"] = self._describe_moments(steps)
             entry["optimizer"] = shards.write_shard(directory / f"optimizer-{suffix}", moments)
-        return entry
+            files.append(directory / f"optimizer-{suffix}")
+        return {**entry, "files": describe_files(directory, files)}
 
     def _describe_moments(self, steps: int) -> dict[str, dict[str, object]]:
         """Return the manifest entries of the moments: those of their parameters; none before the first step."""
@@ -360,13 +363,51 @@ class Sharded:
                 f"{self._dp.size}; resume with the number of ranks that wrote the checkpoint"
             )
         named = dict(self._model.named_parameters())
-        weights = shards.read_shard(directory, entry["model"])
+        verify_files(directory, entry["files"])
+        weights = shards.read_shard(directory / entry["model"])
         shards.require_equal(
             {name: shards.describe(tensor) for name, tensor in named.items()}, entry["tensors"], weights
         )
         moments: dict[str, Tensor] = {}
         if self._optimizer is not None:
             moments = self._read_moments(directory, entry)
+        self._restore(weights, moments, entry)
+
+    def fits(self, manifest: Mapping[str, Any]) -> bool:
+        """Say whether an entry is of a world that was spread as this one is, so that ``load`` takes it bit for bit."""
+        mine = {name: shards.describe(tensor) for name, tensor in self._model.named_parameters()}
+        return {name: entry["placements"] for name, entry in manifest["tensors"].items()} == {
+            name: entry["placements"] for name, entry in mine.items()
+        }
+
+    def load_resharded(self, saved: Sequence[shards.SavedRank]) -> None:
+        """Restore what the ranks of another world saved (all of them, in rank order); each reads only its own rows.
+
+        The weights and the optimizer's state are those of the checkpoint to the bit; how the further updates are summed
+        up depends on the number of ranks. Raises CheckpointError, with everything as it was, for a damaged file or
+        another model.
+        """
+        for part in saved:
+            verify_files(part.directory, part.entry["files"])
+        first: Mapping[str, Any] = saved[0].entry
+        mine = {name: shards.describe(tensor) for name, tensor in self._model.named_parameters()}
+        theirs = {name: entry["shape"] for name, entry in first["tensors"].items()}
+        if theirs != {name: entry["shape"] for name, entry in mine.items()}:
+            raise CheckpointError(f"the checkpoint in {saved[0].directory} is of a model with other tensors or shapes")
+        rows = {name: self._dp.rows(parameter) for name, parameter in self._model.named_parameters()}
+        weights = shards.read_rows(saved, "model", rows)
+        moments: dict[str, Tensor] = {}
+        if self._optimizer is not None:
+            if "optimizer" not in first:
+                raise CheckpointError(
+                    f"the checkpoint in {saved[0].directory} has no optimizer state: its engine only scored"
+                )
+            if first["optimizer_steps"]:
+                wanted = {f"{name}.{moment}": span for name, span in rows.items() for moment in MOMENTS}
+                moments = shards.read_rows(saved, "optimizer", wanted)
+        self._restore(weights, moments, first)
+
+    def _restore(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], entry: Mapping[str, Any]) -> None:
         for name, local in self._locals.items():
             local.copy_(weights[name])
         if self._optimizer is not None:
@@ -376,7 +417,7 @@ class Sharded:
     def _read_moments(self, directory: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
         if "optimizer" not in entry:
             raise CheckpointError(f"the checkpoint in {directory} has no optimizer state: its engine only scored")
-        moments = shards.read_shard(directory, entry["optimizer"])
+        moments = shards.read_shard(directory / entry["optimizer"])
         expected = self._describe_moments(int(entry["optimizer_steps"]))
         shards.require_equal(expected, entry["optimizer_tensors"], moments)
         return moments

@@ -86,6 +86,15 @@ class DataParallel:
         for unit in self._units:
             unit.reshard()
 
+    def rows(self, parameter: Tensor) -> tuple[int, int]:
+        """Return which rows of a parameter this rank holds: from, and up to but not including."""
+        local = local_part(parameter).shape[0]
+        if getattr(parameter, "placements", None) is None:
+            return 0, local
+        # fully_shard cuts the first dimension into chunks of this many rows; the last ranks' may be short or empty.
+        start = min(self.rank * -(-parameter.shape[0] // self.size), parameter.shape[0])
+        return start, start + local
+
     def gather(self, values: Sequence[int]) -> list[list[int]]:
         """Return every rank's ``values``, in rank order (collective)."""
         mine = torch.tensor(list(values), dtype=torch.int64, device=self.device)
@@ -118,6 +127,8 @@ class DataParallel:
         # Into the rows of one tensor: the collective for a whole tensor was renamed between the versions of torch that
         # rpcrl runs on, and its old name warns on the newer ones.
         dist.all_gather(list(everyone.unbind()), mine)
+        # Freed before the tensors are cut out of the gathered rows, which copies them.
+        del mine, slot
         parts = torch.split(everyone, widths, dim=1)
         return [
             part.reshape(-1)[: tensor.numel()].view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)

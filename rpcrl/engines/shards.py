@@ -1,14 +1,13 @@
 """How do one rank's tensors reach the disk and come back bit for bit?
 
 Each rank writes one safetensors file for the model and one for the optimizer. What they hold (names, global and
-local shapes, placements, dtypes, hashes) stands in a manifest entry of plain JSON values; nothing is ever unpickled.
+local shapes, placements, dtypes) stands in a manifest entry of plain JSON values; nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from torch import Tensor
 
 from rpcrl.errors import CheckpointError
 
-__all__ = ["describe", "local_part", "read_shard", "require_equal", "sha256_of", "write_shard"]
-
-HASH_CHUNK_BYTES = 1 << 20
+__all__ = ["SavedRank", "describe", "local_part", "read_rows", "read_shard", "require_equal", "write_shard"]
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -40,46 +37,69 @@ def describe(tensor: Tensor) -> dict[str, object]:
     }
 
 
-def sha256_of(path: Path) -> str:
-    """Return the hex digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, object]:
-    """Write tensors as safetensors, synced to the disk; returns the file's manifest entry (name, bytes, sha256).
+def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write tensors as safetensors; returns the file's name. ``describe_files`` syncs and lists it.
 
     Raises CheckpointError naming the file when it cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
         save_file({name: local_part(tensor).cpu().contiguous() for name, tensor in tensors.items()}, path)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        return {"file": path.name, "size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
-    except OSError as error:
-        raise CheckpointError(f"cannot write the checkpoint shard {path}: {error}") from error
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot write the checkpoint shard {path}: {error}; the earlier checkpoints are as they were"
+        ) from error
+    return path.name
 
 
-def read_shard(directory: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of a shard. Raises CheckpointError when it is missing or not what was written."""
+def read_shard(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a shard whose file has been verified."""
     from safetensors.torch import load_file
 
-    path = directory / str(entry["file"])
-    if not path.is_file():
-        raise CheckpointError(f"the checkpoint shard {path} is missing")
-    digest = sha256_of(path)
-    if digest != entry["sha256"]:
-        raise CheckpointError(
-            f"the checkpoint shard {path} is damaged: its sha256 is {digest[:16]}…, the manifest says "
-            f"{str(entry['sha256'])[:16]}… ({path.stat().st_size} bytes, {entry['size_bytes']} expected)"
-        )
     tensors: dict[str, Tensor] = load_file(path)
     return tensors
+
+
+@dataclass(frozen=True)
+class SavedRank:
+    """What one rank of the world that wrote a checkpoint has saved."""
+
+    directory: Path
+    entry: Mapping[str, Any]
+
+
+def read_rows(saved: Sequence[SavedRank], kind: str, wanted: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
+    """Return rows ``start … stop`` of tensors that lie in the shards of another world; only those are read.
+
+    ``kind`` is model or optimizer; ``saved`` are all its ranks, in order. Raises CheckpointError for a tensor that is
+    not there or has fewer rows.
+    """
+    from safetensors import safe_open
+
+    found: dict[str, list[Tensor]] = {name: [] for name in wanted}
+    offsets = dict.fromkeys(wanted, 0)
+    for rank, part in enumerate(saved):
+        described = part.entry["tensors" if kind == "model" else "optimizer_tensors"]
+        with safe_open(part.directory / str(part.entry[kind]), framework="pt") as file:
+            for name, (start, stop) in wanted.items():
+                if name not in described:
+                    raise CheckpointError(f"the checkpoint in {part.directory} has no tensor {name}")
+                if described[name]["placements"] == ["Replicate()"] and rank:
+                    continue  # each rank holds all of it; the first one's is read
+                rows = described[name]["local_shape"][0]
+                first = offsets[name]
+                offsets[name] += rows
+                low, high = max(start, first), min(stop, first + rows)
+                if low < high:
+                    found[name].append(file.get_slice(name)[low - first : high - first])
+                elif start == stop and not found[name]:
+                    found[name].append(file.get_slice(name)[0:0])
+    for name, (_, stop) in wanted.items():
+        if offsets[name] < stop:
+            raise CheckpointError(f"the checkpoint's {name} has {offsets[name]} rows, the model's has {stop} or more")
+    return {name: torch.cat(parts) for name, parts in found.items()}
 
 
 def require_equal(

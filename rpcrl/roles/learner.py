@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rpcrl.dispatch.mode import Dispatch
 from rpcrl.dispatch.register import register
+from rpcrl.engines.shard_files import describe_files, verify_files
 from rpcrl.errors import CheckpointError
-from rpcrl.roles.shard_files import describe_files, verify_files
 from rpcrl.runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rpcrl.roles.passes import Pass
 
 __all__ = ["LearnerWorker"]
+
+RANDOM_STATE = "random_state.safetensors"
 
 
 class LearnerWorker(Worker):
@@ -56,28 +58,39 @@ class LearnerWorker(Worker):
         root = Path(directory)
         own = root / self.role / f"rank_{self.rank}"
         own.mkdir(parents=True)
-        engine = dict(self._engine.save(own))
-        save_file({"torch_cpu": torch.get_rng_state()}, own / "random_state.safetensors")
-        files = describe_files(root, (path for path in own.rglob("*") if path.is_file()))
-        return {"rank": self.rank, "engine": engine, "files": files}
+        engine: dict[str, Any] = dict(self._engine.save(own))
+        save_file({"torch_cpu": torch.get_rng_state()}, own / RANDOM_STATE)
+        files = {f"{self.role}/rank_{self.rank}/{name}": file for name, file in engine["files"].items()}
+        return {"rank": self.rank, "engine": engine, "files": {**files, **describe_files(root, [own / RANDOM_STATE])}}
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, directory: str, entries: Sequence[Mapping[str, Any]]) -> int:
         """Restore what ``save_checkpoint`` wrote, after comparing the hashes; returns the engine's weight version.
 
-        Raises CheckpointError, with nothing loaded, when a file differs or this rank has no entry.
+        ``entries`` are those of all ranks that wrote it. Another number of ranks, or another strategy, loads the
+        same weights and optimizer state; the random state comes back only to a rank that was there.
+        Raises CheckpointError, with nothing loaded, when a file differs or there is no entry.
         """
         import torch
         from safetensors.torch import load_file
 
-        entry = next((entry for entry in entries if entry["rank"] == self.rank), None)
-        if entry is None:
-            raise CheckpointError(f"{directory} has no entry for {self.role} rank {self.rank} of {self.world_size}")
-        root = Path(directory)
-        verify_files(root, entry["files"])
-        own = root / self.role / f"rank_{self.rank}"
-        self._engine.load(own, entry["engine"])
-        torch.set_rng_state(load_file(own / "random_state.safetensors")["torch_cpu"])
+        ranks = {entry["rank"]: entry for entry in entries}
+        if sorted(ranks) != list(range(len(entries))) or not entries:
+            raise CheckpointError(f"{directory} has entries for {self.role} ranks {sorted(ranks)}, not for all of them")
+        folders = {rank: Path(directory) / self.role / f"rank_{rank}" for rank in ranks}
+        entry = ranks.get(self.rank)
+        random_state = folders.get(self.rank, Path()) / RANDOM_STATE
+        if entry is not None:
+            name = f"{self.role}/rank_{self.rank}/{RANDOM_STATE}"
+            verify_files(Path(directory), {name: entry["files"][name]})
+        if entry is not None and len(entries) == self.world_size and self._engine.fits(entry["engine"]):
+            self._engine.load(folders[self.rank], entry["engine"])
+        else:
+            from rpcrl.engines.shards import SavedRank
+
+            self._engine.load_resharded([SavedRank(folders[rank], ranks[rank]["engine"]) for rank in sorted(ranks)])
+        if entry is not None:
+            torch.set_rng_state(load_file(random_state)["torch_cpu"])
         return self._engine.weight_version
 
     @register(Dispatch.ONE_TO_ALL)

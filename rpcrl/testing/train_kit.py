@@ -153,8 +153,10 @@ def _resume(make: MakeTrainEngine, engine: TrainEngine, case: Path, out: Path, r
         "described": entry["tensors"],
     }
     errors = {"wrong_world": {**entry, "world_size": world + 1}}
-    errors["damaged"] = {**entry, "model": {**entry["model"], "sha256": "0" * 64}}
-    errors["missing"] = {**entry, "optimizer": {**entry["optimizer"], "file": "gone.safetensors"}}
+    files, gone = entry["files"], entry["files"][entry["optimizer"]]
+    errors["damaged"] = {**entry, "files": {**files, entry["model"]: {**files[entry["model"]], "sha256": "0" * 64}}}
+    errors["missing"] = {**entry, "files": {**files, "gone.safetensors": gone}}
+    (out / f"entry-{rank}.json").write_text(json.dumps(entry), encoding="utf-8")
     before = _whole(resumed)
     for name, wrong in errors.items():
         try:
@@ -277,7 +279,7 @@ def check_resume(report: WorldReport) -> None:
         require(seen["resumed_version"] == len(RATES), f"rank {rank}: the version was not restored")
         require(len(seen["files"]) == 2, f"rank {rank} wrote {seen['files']}, one file for model and optimizer each")
         require("world" in seen["wrong_world"] or "ranks" in seen["wrong_world"], seen["wrong_world"])
-        require("damaged" in seen["damaged"] and "sha256" in seen["damaged"], seen["damaged"])
+        require("damaged" in seen["damaged"] and "SHA-256" in seen["damaged"], seen["damaged"])
         require("missing" in seen["missing"], seen["missing"])
         require(seen["refused_load_changes_nothing"], f"rank {rank}: a refused load changed something")
 

@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rpcrl.engines.shard_files import verify_files
 from rpcrl.errors import CheckpointError
 from rpcrl.logs import get_logger
-from rpcrl.roles.shard_files import verify_files
 from rpcrl.trainer.run_directory import sync_directory, write_atomically
 
 __all__ = ["FORMAT", "MANIFEST", "CheckpointStore", "Manifest", "check_world", "read_manifest"]
@@ -88,16 +88,19 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def check_world(manifest: Manifest, world: Mapping[str, int], *, directory: Path) -> None:
-    """Raise CheckpointError unless every role has as many ranks as wrote the checkpoint."""
+    """Raise CheckpointError unless the checkpoint holds every role; warn where its number of ranks is another one."""
     for role, ranks in world.items():
         saved = manifest.world.get(role)
         if saved is None:
             raise CheckpointError(f"{directory} holds no state of role {role!r}, only of {sorted(manifest.world)}")
         if saved != ranks:
-            raise CheckpointError(
-                f"{directory} was written by {saved} ranks of role {role!r}, this run has {ranks} (trainer.nnodes x "
-                f"trainer.n_gpus_per_node). Resume with {saved} ranks, or start a new run from an exported model: "
-                "model.path=RUN_DIR/hf"
+            log.warning(
+                "%s was written by %d ranks of role %r, this run has %d: weights and optimizer state are the same, but "
+                "sums over the ranks round differently, so the run is not the uninterrupted one bit for bit",
+                directory,
+                saved,
+                role,
+                ranks,
             )
 
 

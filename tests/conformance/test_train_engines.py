@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +17,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rpcrl.algorithms.actor_loss import ActorLoss
 from rpcrl.engines import sharding
 from rpcrl.engines.fsdp import FsdpEngine
+from rpcrl.engines.shards import SavedRank, read_rows
 from rpcrl.engines.torch_rollout import TorchRolloutEngine
+from rpcrl.errors import CheckpointError
 from rpcrl.testing.engine_kit import make_prompts, sampled
 from rpcrl.testing.train_kit import TRAIN_CHECKS, WorldReport, _batch, train_report, write_case
 
@@ -85,8 +89,70 @@ def extras(case: Path, rank: int, world: int, settings: dict[str, object]) -> di
     return {
         "sampled": sampled_rows(rollout),
         "reductions": count_reductions(case, rank, world, settings),
+        "peak": weights_peak(engine),
+        "bfloat16": in_bfloat16(case, rank, world, settings),
         "sharded": {name: list(part.shape) for name, part in engine._locals.items()},
     }
+
+
+class Live(TorchDispatchMode):
+    """Follows the bytes of tensors that are made while it is active, and their most at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if type(t) is torch.Tensor}
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if type(tensor) is torch.Tensor:
+                storage = tensor.untyped_storage()
+                pointer, size = storage.data_ptr(), storage.nbytes()
+                if pointer and size and pointer not in known and pointer not in self.known:
+                    self.known.add(pointer)
+                    self.now += size
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self._gone, pointer, size)
+        return out
+
+    def _gone(self, pointer: int, size: int) -> None:
+        self.known.discard(pointer)
+        self.now -= size
+
+
+def weights_peak(engine: FsdpEngine) -> dict[str, int]:
+    largest = 0
+    with Live() as live:
+        for bucket in engine.weights(bucket_bytes=4000):
+            largest = max(largest, sum(tensor.nbytes for _, tensor in bucket))
+            del bucket
+    model = sum(p.numel() * p.element_size() for p in engine._model.parameters())
+    return {"peak_bytes": live.peak, "largest_bucket_bytes": largest, "model_bytes": model}
+
+
+class ReducedIn(TorchDispatchMode):
+    """Notes the number types of gradients that are added up over the ranks; figures go as float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d" and "reduce" in str(func):
+            found = {str(t.dtype).removeprefix("torch.") for t in tree_leaves(args) if isinstance(t, torch.Tensor)}
+            self.types |= found - {"float64", "int64"}
+        return func(*args, **(kwargs or {}))
+
+
+def in_bfloat16(case: Path, rank: int, world: int, settings: dict[str, object]) -> dict[str, object]:
+    engine = FsdpEngine(case / "model", dtype="bfloat16", **settings)
+    with ReducedIn() as seen:
+        made = engine.train_mini_batch(_batch(case, 0, rank, world), ActorLoss(), micro_batch_size=2, lr=1e-3)
+    weights = {str(t.dtype).removeprefix("torch.") for bucket in engine.weights(bucket_bytes=9000) for _, t in bucket}
+    found: dict[str, object] = {"loss": made["loss"], "grad_norm": made["grad_norm"]}
+    return {**found, "weights": sorted(weights), "gradients_reduced_in": sorted(seen.types)}
 
 
 def sampled_rows(rollout: TorchRolloutEngine) -> list[list[object]]:
@@ -160,6 +226,70 @@ def test_ranks_hold_shards_reduce_once_a_mini_batch_and_sample_alike(reports: li
             counts = extra["reductions"]
             assert counts["100"] >= 2
             assert counts["1"] == counts["2"] == counts["100"]
+
+
+@pytest.mark.timeout(240)
+def test_another_world_loads_what_the_ranks_saved(reports: list[WorldReport]) -> None:
+    for report in reports:
+        folder = report.out / "checkpoint"
+        entries = [json.loads((report.out / f"entry-{rank}.json").read_text()) for rank in range(report.world)]
+        saved = [SavedRank(folder, entry) for entry in entries]
+        for settings in ({}, {"strategy": "ddp"}):
+            engine = FsdpEngine(report.case / "model", **settings)
+            assert engine.fits(entries[0]) == (report.world == 1 or "ddp" in report.out.name)
+            engine.load_resharded(saved)
+            whole = {name: tensor for bucket in engine.weights(bucket_bytes=1 << 20) for name, tensor in bucket}
+            for name, tensor in whole.items():
+                assert torch.equal(tensor, report.tensors(0)[f"micro-30-tokens/{name}"]), name
+            assert engine.weight_version == 3
+            # what is saved again by one rank is what the ranks saved together: the optimizer's state too
+            again = report.out / f"again-{len(settings)}"
+            again.mkdir()
+            entry = engine.save(again)
+            other = FsdpEngine(report.case / "model")
+            other.load(again, json.loads(json.dumps(entry)))
+            for name, (start, stop) in {key: engine._dp.rows(p) for key, p in engine._model.named_parameters()}.items():
+                span = {f"{name}.exp_avg_sq": (start, stop)}
+                together = read_rows(saved, "optimizer", span)
+                assert torch.equal(
+                    together[f"{name}.exp_avg_sq"], other._moments(other._optimizer)[1][next(iter(span))]
+                )
+        half = {"model.embed_tokens.weight": (5, 17)}
+        rows = read_rows(saved, "model", half)["model.embed_tokens.weight"]
+        assert torch.equal(rows, report.tensors(0)["micro-30-tokens/model.embed_tokens.weight"][5:17])
+        damaged = {
+            **entries[-1],
+            "files": {name: {**f, "sha256": "0" * 64} for name, f in entries[-1]["files"].items()},
+        }
+        with pytest.raises(CheckpointError, match="SHA-256"):
+            engine.load_resharded([*saved[:-1], SavedRank(folder, damaged)])
+
+
+@pytest.mark.timeout(240)
+def test_no_rank_ever_holds_more_than_three_buckets_of_the_weights(reports: list[WorldReport]) -> None:
+    for report in reports:
+        for path in sorted(report.out.glob("extra-*.json")):
+            found = json.loads(path.read_text())["peak"]
+            if "ddp" in report.out.name:
+                assert found["peak_bytes"] == 0, "the parameters themselves are handed out"
+                continue
+            # the bucket as it was gathered, as its tensors, and what the exchange still holds; rounded up by rows
+            allowed = found["largest_bucket_bytes"] * 3 + 4096
+            assert found["largest_bucket_bytes"] <= found["peak_bytes"] <= allowed
+            assert allowed < found["model_bytes"] / 2
+
+
+@pytest.mark.timeout(240)
+def test_ranks_in_bfloat16_train_near_float32_and_keep_float32_weights(reports: list[WorldReport]) -> None:
+    for report in reports:
+        exact = json.loads((report.case / "updates.json").read_text())[0]
+        for path in sorted(report.out.glob("extra-*.json")):
+            found = json.loads(path.read_text())["bfloat16"]
+            assert found["weights"] == ["float32"]
+            for name in ("loss", "grad_norm"):
+                assert found[name] == pytest.approx(exact[name], rel=0.1)
+                assert found[name] != pytest.approx(exact[name], rel=1e-5), "it does compute in bfloat16"
+            assert found["gradients_reduced_in"] == ["float32"]
 
 
 def test_the_update_does_not_depend_on_padding_or_row_order(cases: dict[str, Path]) -> None:

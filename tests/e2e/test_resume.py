@@ -1,11 +1,18 @@
 """Is a run that was stopped and resumed the run that was never stopped, bit for bit?"""
 
+import contextlib
 import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import tensorboardX  # noqa: F401  (sets an environment variable when it is first imported)
 
-from rpcrl.errors import CheckpointError, ConfigError
+from rpcrl.errors import ConfigError, RpcrlError
 from rpcrl.trainer.observer import Observer
 from tests.e2e.jobs import copy_up_to, metric_lines, train, weights_of, without_times
 
@@ -85,10 +92,99 @@ def test_killed_after_the_last_checkpoint_the_run_is_only_finished(whole, job, t
     assert json.loads((resumed / "summary.json").read_text())["steps"] == STEPS
 
 
-def test_another_number_of_workers_is_refused_before_anything_starts(whole, job, tmp_path):
-    resumed = copy_up_to(whole, 2, tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"written by 2 ranks of role 'actor', this run has 1"):
-        train(resumed, *job, "trainer.resume=auto", "trainer.n_gpus_per_node=1")
+@pytest.mark.parametrize(
+    "world", [("trainer.n_gpus_per_node=1",), ("trainer.n_gpus_per_node=4", "actor.strategy=ddp")], ids=str
+)
+def test_another_number_of_workers_goes_on_from_the_same_weights(whole, job, tmp_path, world):
+    resumed = copy_up_to(whole, 4, tmp_path / "run")
+    train(resumed, *job, "trainer.resume=auto", *world)
+    last, expected = metric_lines(resumed)[-1], metric_lines(whole)[-1]
+    assert last["step"] == STEPS
+    for name in ("actor/pg_loss", "actor/grad_norm", "critic/score/mean", "actor/lr"):
+        assert last[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+
+
+def workers_of(pid):
+    """Return the processes below ``pid`` that run rpcrl's workers."""
+    found, parents = [], {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    for child in parents:
+        above = child
+        while above in parents and above != pid:
+            above = parents[above]
+        with contextlib.suppress(OSError):
+            if above == pid and child != pid and "rpcrl" in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(child)
+    return found
+
+
+def test_a_disk_that_takes_no_more_leaves_the_last_checkpoint_and_the_run_goes_on_from_it(whole, job, tmp_path):
+    class FullAfterStepTwo(Observer):
+        limited = 0
+
+        def on_step(self, step, metrics):
+            if step == 2:
+                # a file may not grow beyond this: the kernel refuses the write as a full disk does
+                for worker in workers_of(os.getpid()):
+                    resource.prlimit(worker, resource.RLIMIT_FSIZE, (50_000, 50_000))
+                    self.limited += 1
+
+    run_dir, full = tmp_path / "run", FullAfterStepTwo()
+    with pytest.raises(RpcrlError, match="cannot write the checkpoint shard") as caught:
+        train(run_dir, *job, observer=full)
+    assert full.limited >= 2
+    assert "the earlier checkpoints are as they were" in str(caught.value)
+    checkpoints = run_dir / "checkpoints"
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "2\n"
+    assert not (checkpoints / "global_step_3").exists()
+    assert train(run_dir, *job, "trainer.resume=auto").start_step == 2
+    check(whole, run_dir)
+
+
+KILLED_IN_A_SAVE = """
+import os, signal, sys
+from rpcrl.trainer import checkpoint
+from tests.e2e.jobs import train
+
+moment, run_dir, *job = sys.argv[1:]
+write, publish = checkpoint.write_atomically, checkpoint.CheckpointStore.publish
+
+def killing(self, manifest):
+    if manifest.step == 3:
+        if moment == "shards written":
+            os.kill(os.getpid(), signal.SIGKILL)
+        checkpoint.write_atomically = at_pointer
+    return publish(self, manifest)
+
+def at_pointer(path, text):
+    if path.name.startswith("latest"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(path, text)
+
+checkpoint.CheckpointStore.publish = killing
+train(run_dir, *job)
+"""
+
+
+@pytest.mark.parametrize(("moment", "whole_steps"), [("shards written", [1, 2]), ("pointer not moved", [1, 2, 3])])
+def test_sigkill_in_a_save_leaves_the_last_checkpoint_whole(whole, job, tmp_path, moment, whole_steps):
+    run_dir = tmp_path / "run"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_IN_A_SAVE, moment, str(run_dir), *job],
+        check=False,
+        capture_output=True,
+        timeout=200,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    checkpoints = run_dir / "checkpoints"
+    assert sorted(int(path.name.rpartition("_")[2]) for path in checkpoints.glob("global_step_*")) == whole_steps
+    assert any(checkpoints.glob(".global_step_3.partial")) == (moment == "shards written")
+    trainer = train(run_dir, *job, "trainer.resume=auto")
+    assert trainer.start_step == 2, "the pointer still names step 2"
+    check(whole, run_dir)
 
 
 def test_other_data_is_refused(whole, job, tmp_path):

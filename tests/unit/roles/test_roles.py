@@ -116,7 +116,7 @@ def test_a_damaged_shard_changes_nothing(tmp_path):
 def test_a_rank_without_an_entry_is_refused(tmp_path):
     with (
         local_groups({"actor": actor_class()}) as groups,
-        pytest.raises(CheckpointError, match="no entry for actor rank 0"),
+        pytest.raises(CheckpointError, match=r"entries for actor ranks \[1\]"),
     ):
         groups["actor"].load_checkpoint(str(tmp_path), [{"rank": 1}])
 

@@ -22,12 +22,19 @@ def _sha256(path: Path) -> str:
 
 
 def describe_files(directory: Path, paths: Iterable[Path]) -> dict[str, dict[str, object]]:
-    """Flush each file to the disk and return ``{path relative to directory: {"bytes": n, "sha256": hex}}``."""
+    """Flush each file to the disk and return ``{path relative to directory: {"bytes": n, "sha256": hex}}``.
+
+    Raises CheckpointError when the disk does not take one.
+    """
     listing: dict[str, dict[str, object]] = {}
     for path in sorted(paths):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write the checkpoint file {path} to the disk: {error}; earlier checkpoints are as they were"
+            ) from error
         finally:
             os.close(descriptor)
         name = path.relative_to(directory).as_posix()
@@ -44,13 +51,13 @@ def verify_files(directory: Path, listing: Mapping[str, Mapping[str, object]], *
     for name, expected in listing.items():
         path = directory / name
         if not path.is_file():
-            faults.append(f"{name} is missing")
+            faults.append(f"{path} is missing")
             continue
         size = path.stat().st_size
         if size != expected["bytes"]:
-            faults.append(f"{name} has {size} bytes, the manifest says {expected['bytes']}")
+            faults.append(f"{path} has {size} bytes, the manifest says {expected['bytes']}")
         elif hashes and (digest := _sha256(path)) != expected["sha256"]:
-            faults.append(f"{name} has SHA-256 {digest}, the manifest says {expected['sha256']}")
+            faults.append(f"{path} has SHA-256 {digest}, the manifest says {expected['sha256']}")
     if faults:
         listed = "\n  ".join(faults)
         raise CheckpointError(
