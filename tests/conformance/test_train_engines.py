@@ -9,6 +9,7 @@ import json
 import os
 import time
 import weakref
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -98,19 +99,18 @@ def extras(case: Path, rank: int, world: int, settings: dict[str, object]) -> di
 class Live(TorchDispatchMode):
     """Follows the bytes of tensors that are made while it is active, and their most at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self.known: set[int] = set()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in before}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if type(t) is torch.Tensor}
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if type(tensor) is torch.Tensor:
                 storage = tensor.untyped_storage()
                 pointer, size = storage.data_ptr(), storage.nbytes()
-                if pointer and size and pointer not in known and pointer not in self.known:
+                if pointer and size and pointer not in self.known:
                     self.known.add(pointer)
                     self.now += size
                     self.peak = max(self.peak, self.now)
@@ -124,7 +124,7 @@ class Live(TorchDispatchMode):
 
 def weights_peak(engine: FsdpEngine) -> dict[str, int]:
     largest = 0
-    with Live() as live:
+    with Live(engine._locals.values()) as live:
         for bucket in engine.weights(bucket_bytes=4000):
             largest = max(largest, sum(tensor.nbytes for _, tensor in bucket))
             del bucket
@@ -266,15 +266,15 @@ def test_another_world_loads_what_the_ranks_saved(reports: list[WorldReport]) ->
 
 
 @pytest.mark.timeout(240)
-def test_no_rank_ever_holds_more_than_three_buckets_of_the_weights(reports: list[WorldReport]) -> None:
+def test_no_rank_ever_holds_more_than_a_few_buckets_of_the_weights(reports: list[WorldReport]) -> None:
     for report in reports:
         for path in sorted(report.out.glob("extra-*.json")):
             found = json.loads(path.read_text())["peak"]
             if "ddp" in report.out.name:
                 assert found["peak_bytes"] == 0, "the parameters themselves are handed out"
                 continue
-            # the bucket as it was gathered, as its tensors, and what the exchange still holds; rounded up by rows
-            allowed = found["largest_bucket_bytes"] * 3 + 4096
+            # the bucket as it was gathered and as its tensors, rounded up by a row a tensor
+            allowed = found["largest_bucket_bytes"] * 2.5 + 4096
             assert found["largest_bucket_bytes"] <= found["peak_bytes"] <= allowed
             assert allowed < found["model_bytes"] / 2
 
