@@ -160,6 +160,25 @@ class KitRollout(_Watched, WeightReceiver):
         self.sync_backend, self.sync_timeout_s = backend, timeout_s
         self._engine: Any = KitEngine(layers)
         self._free = threading.Event()
+        self._calls: list[str] = []
+
+    @register
+    def sync_capabilities(self) -> dict[str, str]:
+        """Say what this rank would take part with, and note that it was asked."""
+        self._calls.append("asked")
+        return super().sync_capabilities()
+
+    @register
+    def sync_receive(self, name: str, digest: str, number: int, version: int) -> int:
+        """Take weights, and note it."""
+        self._calls.append("received")
+        return super().sync_receive(name, digest, number, version)
+
+    @register
+    def calls_of_syncs(self) -> list[str]:
+        """Return what was noted since the last time: ``asked`` and ``received``, in their order."""
+        calls, self._calls = self._calls, []
+        return calls
 
     @register
     def read(self) -> dict[str, Tensor]:
