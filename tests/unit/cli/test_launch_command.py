@@ -25,6 +25,10 @@ FLAGS = {
     ],
     "doctor": ["--clean", "--json"],
     "logs": ["--rank", "--role", "--tail", "--follow"],
+    "bench dispatch": [
+        "--workers", "--mib", "--cases", "--transport", "--rivals", "--rival-python", "--rivals-dir", "--rounds",
+        "--budget", "--quick", "--json", "--picture", "--dry-run",
+    ],
 }  # fmt: skip
 
 
@@ -33,9 +37,13 @@ def _launch(*arguments: str) -> Result:
 
 
 def test_the_commands_and_their_flags_are_frozen() -> None:
-    assert sorted(cli.commands) == sorted(FLAGS)
+    commands: dict[str, click.Command] = {}
+    for name, command in cli.commands.items():
+        parts = command.commands if isinstance(command, click.Group) else {"": command}
+        commands |= {f"{name} {part}".strip(): each for part, each in parts.items()}
+    assert sorted(commands) == sorted(FLAGS)
     for name, flags in FLAGS.items():
-        options = [param for param in cli.commands[name].params if isinstance(param, click.Option)]
+        options = [param for param in commands[name].params if isinstance(param, click.Option)]
         assert [option.opts[0] for option in options] == flags
 
 
