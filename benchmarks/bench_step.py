@@ -103,14 +103,17 @@ def against_loop(steps: int) -> tuple[list[Row], dict[str, object]]:
 
 def large(steps: int, repeats: int) -> tuple[list[Row], dict[str, object]]:
     """Train a model of 9.6 million parameters on one worker and on two, in turn; returns rows and the speed-up."""
+    from rpcrl.engines.hf_model import copy_tokenizer, load_config
+    from rpcrl.tasks.sort_digits import base_checkpoint
     from rpcrl.testing.tiny_model import write_tiny_llama
 
+    vocabulary = load_config(base_checkpoint()).vocab_size
     times: dict[int, list[float]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory(prefix="rpcrl-bench-") as folder:
         shape = {"hidden_size": 256, "intermediate_size": 800, "num_hidden_layers": 11, "initializer_range": 0.02}
-        model = write_tiny_llama(
-            Path(folder) / "model", num_attention_heads=4, num_key_value_heads=4, head_dim=64, **shape
-        )
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
+        model = write_tiny_llama(Path(folder) / "model", vocabulary=vocabulary, **heads, **shape)
+        copy_tokenizer(base_checkpoint(), model)
         for number in range(repeats):
             for workers in (1, 2) if number % 2 == 0 else (2, 1):
                 run_dir = Path(folder) / f"run-{number}-{workers}"
