@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
+MAX_PEERS = 4_096
 QUICK_ROUNDS, QUICK_BUDGET_S = 5, 2.0
 
 
@@ -131,6 +133,33 @@ def dispatch(
         return
     report = measuring.run_plan(plan, show)
     _finish(plan, report, absent, json_path, picture)
+
+
+@bench.command()
+@click.option("--peers", default="64,256,1024", show_default=True, metavar="N,…", help="Numbers of simulated workers.")
+@click.option("--rounds", type=click.IntRange(min=3), default=30, show_default=True, help="Turns of each number.")
+def peers(peers: str, rounds: int) -> None:
+    """Time what one controller pays for each worker and call, with many simulated workers."""
+    from rpcrl.bench.measure import Case, duration, measure, timed
+    from rpcrl.bench.peers import LightPeers
+
+    counts = [int(count) for count in _numbers("--peers", peers, whole=True)]
+    if any(not 1 <= count <= MAX_PEERS for count in counts):
+        raise click.UsageError(f"--peers {peers}: from 1 to {MAX_PEERS}")
+    with contextlib.ExitStack() as stack:
+        groups = [stack.enter_context(LightPeers(count)) for count in counts]
+        cases = [
+            Case("rpcrl", "light_peers", timed(group.call_all), workers=count)
+            for group, count in zip(groups, counts, strict=True)
+        ]
+        rows = measure(cases, rounds=rounds, budget_s=60.0, per_turn=1)
+    least = rows[0].p50_s / rows[0].workers
+    for row in rows:
+        each = row.p50_s / row.workers
+        click.echo(
+            f"{row.workers:>6} workers: {duration(row.p50_s)} a call, {duration(each)} a worker, "
+            f"{each / least:.2f} × the first"
+        )
 
 
 def _finish(plan: Plan, report: Report, absent: dict[str, str], json_path: Path | None, picture: Path | None) -> None:

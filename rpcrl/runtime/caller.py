@@ -128,7 +128,7 @@ class Caller:
             lease = self._lease_of(peer, message.kept) if message.kept else None
             entry = self._table.close(peer, message.call_id)
             if entry is not None:
-                entry.token.pending.deliver(entry.token.index, message.payload, lease)
+                entry.token.pending.deliver(entry.token.index, message.payload, lease, message.times)
                 self._failed.answered(entry.token.pending)
         elif isinstance(message, Failure):
             self._take_failure(peer, message)

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from rpcrl.dispatch.register import check_timeout
 from rpcrl.errors import CallTimeoutError
 from rpcrl.runtime.lease import Lease, as_references, is_reference, materialize_stayed
+from rpcrl.runtime.timing import Stopwatch
 from rpcrl.wire.messages import Encoded
 
 __all__ = ["Finish", "Future", "PendingReplies", "Reply", "as_completed", "wait_all", "when_settled"]
@@ -49,6 +50,7 @@ class PendingReplies:
     def __init__(self, description: str, ranks: Sequence[int]) -> None:
         self.description = description
         self.settled: concurrent.futures.Future[list[Reply]] = concurrent.futures.Future()
+        self.watch = Stopwatch()
         self.keeps: list[object] = []
         """What must live as long as the call is open, e.g. the leases of its arguments."""
         self._ranks = tuple(ranks)
@@ -57,11 +59,12 @@ class PendingReplies:
         self._lock = threading.Lock()
         self._claimed = False
 
-    def deliver(self, index: int, payload: Encoded, lease: Lease | None = None) -> None:
-        """Take the reply of one rank; a lease keeps the result that stays on the worker."""
+    def deliver(self, index: int, payload: Encoded, lease: Lease | None = None, times: Sequence[float] = ()) -> None:
+        """Take the reply of one rank; a lease keeps the result that stays on the worker, ``times`` are its marks."""
         with self._lock:
             if self._claimed or self._replies[index] is not None:
                 return
+            self.watch.received(index, times)
             self._replies[index] = Reply(payload, lease)
             self._num_missing -= 1
             self._claimed = complete = self._num_missing == 0
@@ -229,8 +232,11 @@ class Future(Generic[T]):
     def _value_of(self, replies: list[Reply]) -> T:
         with self._lock:
             if not self._finished:
+                watch = self._pending.watch
+                watch.collecting()
                 try:
                     self._value = self._finish.collect([self._finish.final(out) for out in self._decoded(replies)])
+                    watch.collected()
                 except Exception as error:  # not an interrupt: then the value can be asked for again
                     self._error = error
                 self._finished = True

@@ -27,6 +27,7 @@ __all__ = ["Introductions"]
 @dataclass
 class _Callers:
     group: Group
+    members: frozenset[str]
     introduced: set[str] = field(default_factory=set)
     """Every worker that was announced to the members."""
     answers: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class Introductions:
 
     def begin(self, caller: Member, group: Group) -> None:
         """Announce a worker to every member of a group that is ready; say it again to one that asks again."""
-        callers = self._groups.setdefault(group.name, _Callers(group))
+        callers = self._groups.setdefault(group.name, _Callers(group, frozenset(group.identities)))
         if caller.identity in callers.complete:
             self._insist(caller.identity, callers.complete[caller.identity])
             return
@@ -57,7 +58,7 @@ class Introductions:
         """Take a member's answer; the last one brings the introduction to its end."""
         for callers in self._groups.values():
             answers = callers.answers.get(answer.identity)
-            if answers is None or member not in callers.group.identities:
+            if answers is None or member not in callers.members:
                 continue
             answers[member] = answer.address
             if len(answers) == len(callers.group.members):

@@ -50,12 +50,14 @@ class OnePeer:
         return None if frames is None else (CONTROLLER, frames)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Job:
     """A call and the line that it came by."""
 
     call: Call
     line: Line
+    arrived_at: float
+    begun_at: float = 0.0
 
     @property
     def caller(self) -> str:
@@ -190,8 +192,9 @@ class Line:
         if not self._cache.admit(caller, sequence):
             self._answer_again(peer, call.call_id)
             return
-        self._arrived[call.call_id] = (time.monotonic(), peer, f"{call.role}.{call.method}")
-        self._work.begin(Job(call, self))
+        now = time.monotonic()
+        self._arrived[call.call_id] = (now, peer, f"{call.role}.{call.method}")
+        self._work.begin(Job(call, self, now))
 
     def _answer_again(self, peer: str, call_id: CallId) -> None:
         _, known = self._cache.lookup(call_id.caller, call_id.sequence)

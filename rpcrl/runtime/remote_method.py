@@ -17,6 +17,7 @@ from rpcrl.errors import UsageError
 from rpcrl.runtime.caller import Part
 from rpcrl.runtime.future import Finish, Future, PendingReplies, Reply, when_settled
 from rpcrl.runtime.lease import check_run, materialize_stayed, references_in
+from rpcrl.runtime.timing import CallTiming, Stopwatch
 from rpcrl.wire.codec import decode, encode
 from rpcrl.wire.messages import Encoded
 
@@ -51,6 +52,7 @@ class RemoteMethod(Generic[P, Value, Called]):
         spec: MethodSpec,
         *,
         rank: int | None = None,
+        watches: list[Stopwatch] | None = None,
     ) -> None:
         if rank is not None:
             spec = replace(spec, dispatch_mode=Dispatch.RANK_ZERO, rank_zero=True)
@@ -61,6 +63,8 @@ class RemoteMethod(Generic[P, Value, Called]):
         self._spec = spec
         self._mode = current(spec.dispatch_mode)
         self._shape = CallShape(f"{role}.{name}", spec.uneven, spec.rank_zero, spec.merge)
+        self._last = [] if watches is None else watches
+        """The stopwatch of the latest call, if there is one; shared with all other handles of the method."""
         self.__name__ = name
         self.__doc__ = getattr(worker_cls, name).__doc__
 
@@ -99,7 +103,16 @@ class RemoteMethod(Generic[P, Value, Called]):
                 check_timeout("options(timeout_s=…)", timeout_s)
             spec = replace(spec, timeout_s=timeout_s)
         name = self.__name__
-        return RemoteMethod(self._group, self._role, self._worker_cls, name, spec, rank=self._rank)
+        where = (self._group, self._role, self._worker_cls, name)
+        return RemoteMethod(*where, spec, rank=self._rank, watches=self._last)
+
+    @property
+    def timing(self) -> CallTiming | None:
+        """Where the time of this method's latest call went, and what it moved.
+
+        None before the first call, while the latest one runs or its value is not asked for, and when it failed.
+        """
+        return self._last[0].timing if self._last else None
 
     def _start(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, snapshot: bool, keep_from_bytes: int | None
@@ -109,6 +122,7 @@ class RemoteMethod(Generic[P, Value, Called]):
         arguments = self._bind(args, kwargs)
         count = 1 if self._spec.rank_zero else self._group.world_size
         pending = PendingReplies(self._describe(), range(self._rank or 0, (self._rank or 0) + count))
+        self._last[:] = [pending.watch]
         call = _Call(self, pending, snapshot, 0 if self._spec.returns == "ref" else keep_from_bytes)
         final = _as_it_is if self._spec.returns == "ref" else materialize_stayed
         finish = Finish(self._gather, call.collect, final)
@@ -199,6 +213,8 @@ class _Call:
         self._sent = method._shape.sent(dispatched)
         self._num_padding, self._num_rows = dispatched.num_padding, dispatched.num_rows
         parts = method._encode(dispatched, snapshot=self._snapshot, keep_from_bytes=self._keep_from_bytes)
+        payloads = [part.payload for part in parts]
+        self._pending.watch.encoded({id(each): each for each in payloads}.values(), payloads, copied=self._snapshot)
         # As long as the call is open, its references keep their rows where they are.
         self._pending.keeps = references
         method._group.router.call(method._group.name, method._role, method.__name__, parts, self._pending)

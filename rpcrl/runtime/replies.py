@@ -68,9 +68,9 @@ class ReplyCache:
     def store(self, caller: str, sequence: int, frames: Sequence[Buffer]) -> None:
         """Keep a reply; the oldest ones make room. A reply over the whole bound is not kept at all."""
         entry = self._callers.setdefault(caller, _Caller())
-        entry.seen[sequence] = True
         if sequence < entry.answered_below:
-            return
+            return  # nobody will ask for it
+        entry.seen[sequence] = True
         num_bytes = _num_bytes(frames)
         if num_bytes > self._max_bytes:
             return
@@ -85,9 +85,12 @@ class ReplyCache:
         entry = self._callers.setdefault(caller, _Caller())
         if answered_below <= entry.answered_below:
             return
+        below = range(entry.answered_below, answered_below)
         entry.answered_below = answered_below
-        for sequence in [number for number in entry.seen if number < answered_below]:
-            del entry.seen[sequence]
+        # Whichever is shorter: with a thousand open calls, looking at all of them for each one is what costs.
+        stale = below if len(below) <= len(entry.seen) else [number for number in entry.seen if number < answered_below]
+        for sequence in stale:
+            entry.seen.pop(sequence, None)
             frames = entry.replies.pop(sequence, None)
             if frames is not None:
                 entry.num_bytes -= _num_bytes(frames)

@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -133,6 +134,7 @@ class CallServer:
                         _fail(message, "cancelled", asyncio.CancelledError("cancelled before it ran"))
                     else:
                         call = message.call
+                        message.begun_at = time.monotonic()
                         self._running = running_here(call.call_id, f"{call.role}.{call.method}")
                         self._finish(message, *self._invoke(message))
                 finally:
@@ -186,6 +188,7 @@ class CallServer:
 
     def _finish(self, job: Job, value: Any, error: BaseException | None) -> None:
         """Send the reply of a call."""
+        times = (job.arrived_at, job.begun_at, time.monotonic())
         if error is not None:
             _fail(job, "raised", error)
             return
@@ -199,7 +202,7 @@ class CallServer:
             payload = encode(shown, path="return value", imports=self.imports)
             # A copy, made before the next method runs: that one may change the tensors which this one returned.
             payload = place(self.exchange, payload, [job.caller])
-            reply = Result(job.call.call_id, payload if number else payload.own_copy(), number)
+            reply = Result(job.call.call_id, payload if number else payload.own_copy(), number, times)
         except Exception as refused:
             _fail(job, "unencodable", refused)
             return
@@ -318,6 +321,7 @@ class CallServer:
         try:
             if job.cancelled:
                 raise asyncio.CancelledError("cancelled before it ran")
+            job.begun_at = time.monotonic()
             args, kwargs = self._arguments(job)
             if any(map(is_reference, (*args, *kwargs.values()))):
                 args, kwargs = await asyncio.to_thread(self._materialized, job, args, kwargs)

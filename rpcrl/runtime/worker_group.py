@@ -22,6 +22,7 @@ from rpcrl.runtime.future import Future
 from rpcrl.runtime.main_module import class_path, find_class
 from rpcrl.runtime.remote_method import RemoteMethod
 from rpcrl.runtime.router import Router
+from rpcrl.runtime.timing import Stopwatch
 from rpcrl.runtime.worker import Worker, context, in_worker
 from rpcrl.topology import ResourcePool
 from rpcrl.wire.codec import register_codec
@@ -131,13 +132,16 @@ class WorkerGroup(Generic[W]):
         """Make this object the group's handle for one role; None is the group of several roles as a whole."""
         self._shared = shared
         self._role = role
+        self._watches: dict[str, list[Stopwatch]] = {}
         self._meshes: dict[str, Mesh] = {}
         self._methods = {} if role is None else registered_methods(shared.classes[role])
 
     def __getattr__(self, name: str) -> RemoteMethod[..., Any, Any]:
         # Made anew each time: a group that held its methods, which hold it, would outlive its last user.
         if self._role is not None and name in self.__dict__.get("_methods", {}):
-            return RemoteMethod(self, self._role, self._shared.classes[self._role], name, self._methods[name])
+            watches = self._watches.setdefault(name, [])
+            worker_cls = self._shared.classes[self._role]
+            return RemoteMethod(self, self._role, worker_cls, name, self._methods[name], watches=watches)
         if name.startswith("_"):
             raise AttributeError(name)
         raise UnknownMethodError(self._unknown(name))

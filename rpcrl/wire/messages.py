@@ -159,6 +159,8 @@ class Result:
     payload: Encoded
     kept: int = 0
     """Number of the batch that stays on the worker; the payload then says what it looks like. 0: it is the result."""
+    times: tuple[float, ...] = ()
+    """The worker's monotonic clock when the call arrived, when the method could begin, and when it had ended."""
 
 
 @dataclass(frozen=True)

@@ -308,3 +308,30 @@ def test_p75_many_groups_start_at_once(ipc: Controller):
     assert [entry for entry in results if isinstance(entry, BaseException)] == []
     assert all(index == value for index, value, _ in results)
     assert len({port for *_, port in results}) == 20
+
+
+def test_the_time_and_the_bytes_of_a_call_can_be_read(controller: Controller, tmp_path: Path):
+    group = WorkerGroup(ResourcePool([2]), Toy, controller=controller)
+    assert group.slow_inc.timing is None
+    gate = tmp_path / "gate"
+    future = group.slow_inc(str(gate))
+    assert group.slow_inc.timing is None, "the value of the latest call is not there"
+    queued = group.add.submit(1)
+    for _ in range(20):  # long against the way to a thread: the method has begun, and the next one waits
+        group.has_heard()
+    gate.touch()
+    assert queued.result() == [1, 1]
+    assert group.slow_inc.timing is None, "nobody has asked for the value yet"
+    future.result()
+    slow, quick = group.slow_inc.timing, group.add.timing
+    for timing in (slow, quick):
+        assert timing is not None
+        parts = (timing.encode_s, timing.send_s, timing.queue_s, timing.run_s, timing.return_s, timing.collect_s)
+        assert all(part >= 0 for part in parts)
+        assert 0 < sum(parts) <= timing.total_s + 1e-6
+        assert (timing.encodes, timing.shared_bytes, timing.copied_bytes) == (1, 0, 0)
+        assert 0 < timing.sent_bytes < 1000
+    assert slow is not None
+    assert quick is not None
+    assert slow.run_s > slow.queue_s, "it waited in the method"
+    assert quick.queue_s > quick.run_s, "it waited for the method before it"

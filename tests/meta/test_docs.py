@@ -82,7 +82,11 @@ def test_commands_work(block: Block, command: str, tmp_path: Path) -> None:
 
 def _check_rpcrl(arguments: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rpcrl.cli.main", *arguments]
-    if arguments and arguments[0] in ("launch", "bench") and "--dry-run" not in arguments:
+    if (
+        arguments
+        and (arguments[0] == "launch" or arguments[:2] == ["bench", "dispatch"])
+        and "--dry-run" not in arguments
+    ):
         command.append("--dry-run")
     # Settings files are named relative to the root; what a command writes goes elsewhere.
     for index, word in enumerate(command):

@@ -53,7 +53,7 @@ MESSAGES: dict[str, Message] = {
     "welcome": Welcome({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, PAYLOAD),
     "ready": Ready("w0"),
     "call": Call(CALL, "actor", "update", PAYLOAD, 5),
-    "result": Result(CALL, PAYLOAD),
+    "result": Result(CALL, PAYLOAD, 0, (1.5, 2.0, 2.5)),
     "failure": Failure(
         CALL, "raised", FailureInfo("ValueError", "m\ud800", "tb", ("ValueError",), ("caused by x",), "h", 3)
     ),
@@ -134,9 +134,9 @@ def test_another_version_is_told_apart_from_damage() -> None:
         ([msgpack.packb([1, 2, [1], None])], "where a map is due"),
         ([msgpack.packb([1, 7, "c", "i", [1, True], 0])], "a bool where int is due"),
         ([msgpack.packb([1, 8, "c", {"a": 1.0}, [], ""])], "a str where int is due"),
-        ([msgpack.packb([1, 5, ["c", "i"], 0, 0])], "is an array of 3 fields"),
-        ([msgpack.packb([1, 5, ["c", "i", 1]])], "with 1 fields; it has 3"),
-        ([msgpack.packb([1, 5, ["c", "i", 1], 0, []])], "whose payload is a list"),
+        ([msgpack.packb([1, 5, ["c", "i"], 0, [], 0])], "is an array of 3 fields"),
+        ([msgpack.packb([1, 5, ["c", "i", 1]])], "with 1 fields; it has 4"),
+        ([msgpack.packb([1, 5, ["c", "i", 1], 0, [], []])], "whose payload is a list"),
         ([msgpack.packb({"1": 2})], "no array of a version"),
         ([msgpack.packb([1])], "no array of a version"),
         ([b"\xdd\xff\xff\xff\xff\x01\x03"], "not a valid envelope"),
