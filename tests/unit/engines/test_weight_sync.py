@@ -134,12 +134,13 @@ def test_a_checksum_sees_what_changes_and_what_moves():
     changed = payload.clone()
     changed[17_000] ^= 1
     swapped_words = payload.clone()
-    swapped_words[0:8], swapped_words[8:16] = payload[8:16], payload[0:8]
+    swapped_words[0:8], swapped_words[4096:4104] = payload[4096:4104], payload[0:8]
+    shifted = payload.roll(8)
     swapped_rows = payload.clone()
     swapped_rows[0:4096], swapped_rows[4096:8192] = payload[4096:8192], payload[0:4096]
-    for other in (changed, swapped_words, swapped_rows, torch.zeros_like(payload)):
+    for other in (changed, swapped_words, swapped_rows, shifted, torch.zeros_like(payload)):
         seen.add(checksum(other))
-    assert len(seen) == 5
+    assert len(seen) == 6
     assert checksum(payload.clone()) in seen
 
 
