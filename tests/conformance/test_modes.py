@@ -224,9 +224,9 @@ def test_p46_every_ranks_figures_are_merged_by_their_rule_or_refused(group: Work
     assert facts["count"] == [2, 2, 1, 1]
     assert facts["step"] == 3
     assert how(group.merged) == {"rank": [0, 1, 2, 3], "total": 6, "world": 4}
-    with pytest.raises(DispatchError, match="'rank' differs: part 0 has 0, part 2 has 1"):
+    with pytest.raises(CollectError, match="'rank' differs: part 0 has 0, part 2 has 1"):
         how(group.disagreeing)
-    with pytest.raises(DispatchError, match=r"meta_info\['step'\] differs: part 0 has 0, part 3 has 1"):
+    with pytest.raises(CollectError, match=r"meta_info\['step'\] differs: part 0 has 0, part 3 has 1"):
         how(group.step_of_rank, rows_of(4))
 
 
