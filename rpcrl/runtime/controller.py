@@ -103,7 +103,7 @@ class Controller:
         console_sink: Callable[[str], None] | None = None,
         allow_imports: Sequence[str] = (),
         start_timeout_s: float = 120.0,
-        heartbeat_s: float | None = 2.0,
+        heartbeat_s: float | None = 5.0,
         report_after_s: float | None = 300.0,
         shared_memory_bytes: int | None = None,
     ) -> None:
