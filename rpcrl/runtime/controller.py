@@ -394,7 +394,8 @@ class Controller:
     def _watch_pulse(self, heartbeat_s: float | None) -> PulseWatch | None:
         if heartbeat_s is None or self._in_process:
             return None
-        address = f"ipc://{self._run_dir}/pulse.sock" if self._keys is None else "tcp://127.0.0.1:0"
+        # A Unix socket also where calls go by TCP: all workers are on this machine, and one port is enough to open.
+        address = f"ipc://{self._run_dir}/pulse.sock"
         return PulseWatch(address, heartbeat_s, keys=self._keys, allowed=self._allowed.get, on_silent=self._on_silent)
 
     def _on_silent(self, identity: str, silent_s: float) -> None:
