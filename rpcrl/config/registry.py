@@ -56,6 +56,11 @@ class Registry:
 
         return keep
 
+    def forget(self, name: str) -> None:
+        """Take a name of a user's back; nothing happens if it is not registered."""
+        if name not in self.built_in:
+            self._functions.pop(name, None)
+
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """Return the function called ``name``, or the one at an import path such as ``my_module:my_function``.
 

@@ -62,19 +62,26 @@ def test_an_estimator_and_a_loss_of_ones_own_by_path(tmp_path, monkeypatch):
         assert line["actor/grad_norm"] > 0
 
 
-@register_advantage("mine_in_a_test")
 def ones(response_mask):
     return response_mask.float(), response_mask.float()
 
 
-@register_policy_loss("mine_in_a_test")
 def registered(old_log_prob, log_prob, advantages, response_mask, settings, counts, rollout_is_weights=None):
     assert advantages.unique().tolist() in ([1.0], [0.0, 1.0])
     loss = -(log_prob * response_mask).sum() / counts.batch_num_tokens
     return loss, {"registered": loss.detach() * 0 + 1}
 
 
-def test_registered_functions_train_and_the_workers_find_the_loss_by_its_path(tmp_path):
+@pytest.fixture
+def names():
+    register_advantage("mine_in_a_test")(ones)
+    register_policy_loss("mine_in_a_test")(registered)
+    yield
+    ADVANTAGES.forget("mine_in_a_test")
+    POLICY_LOSSES.forget("mine_in_a_test")
+
+
+def test_registered_functions_train_and_the_workers_find_the_loss_by_its_path(tmp_path, names):
     assert "mine_in_a_test" in ADVANTAGES
     path = POLICY_LOSSES.portable("mine_in_a_test")
     assert path.endswith("test_estimators:registered")

@@ -29,6 +29,7 @@ FLAGS = {
         "--workers", "--mib", "--cases", "--transport", "--rivals", "--rival-python", "--rivals-dir", "--rounds",
         "--budget", "--quick", "--json", "--picture", "--dry-run",
     ],
+    "bench peers": ["--peers", "--rounds"],
 }  # fmt: skip
 
 
