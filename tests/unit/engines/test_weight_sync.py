@@ -10,6 +10,7 @@ from rpcrl.engines.weight_channel import TorchChannel, new_channel
 from rpcrl.engines.weight_plan import HEADER_BYTES, WeightPlan, WeightSpec, checksum, read_header, write_header
 from rpcrl.engines.weight_sync import SyncGroup, received_weights, send_weights
 from rpcrl.errors import ConfigError, UsageError, WeightSyncError
+from rpcrl.testing.transport_harness import wait_until
 
 TIMEOUT_S = 2.0
 pytestmark = pytest.mark.timeout(60)
@@ -291,8 +292,13 @@ def test_groups_come_and_go_without_leaks_and_leave_no_default_group():
     before = open_now()
     for number in range(1, 9):
         once(number)
-    assert open_now()[0] <= before[0] + 1
-    assert open_now()[1] <= before[1] + 1
+
+    def gone():
+        files, threads = open_now()
+        return files <= before[0] + 1 and threads <= before[1] + 1
+
+    # gloo ends the threads of a group that was dropped a moment later; eight groups that leaked would stay
+    wait_until(gone, f"files and threads are as before: {before}")
     assert not torch.distributed.is_initialized()
 
 
