@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from rpcrl.shm.buffers import Buffer
 from rpcrl.transport.addresses import check_identity, split_address
 from rpcrl.transport.base import Frame, KeyPair, Limits
 from rpcrl.transport.keys import check_key
-from rpcrl.transport.zeromq import ZmqEndpoint, remaining_ms
+from rpcrl.transport.zeromq import ZmqEndpoint
 
 __all__ = ["ZmqDialer"]
 
@@ -90,35 +89,15 @@ class ZmqDialer(ZmqEndpoint):
         line = self._lines.get(peer)
         if line is None:
             raise PeerUnreachableError(f"{peer!r} was not dialled, or was hung up")
-        try:
-            self._socket.send(line.route, zmq.NOBLOCK | zmq.SNDMORE)
-            self._send_views(views)
-        except zmq.Again:
-            raise PeerUnreachableError(
-                f"{peer!r} does not read or is not there: {self._limits.max_queued_messages} messages wait for it"
-                " (Limits.max_queued_messages)"
-            ) from None
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise TransportError(f"cannot send to {peer!r}: {error}") from error
-            raise PeerUnreachableError(f"{peer!r} at {line.address} is not reachable") from None
+        self._send_routed(
+            peer,
+            line.route,
+            views,
+            stalled=f"{peer!r} does not read or is not there",
+            gone=f"{peer!r} at {line.address} is not reachable",
+        )
 
     def receive(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
         """Return the next ``(peer, frames)``; None after ``timeout_s`` or after ``wake``."""
-        self._check_usable()
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            try:
-                head = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                if self._take_wake():
-                    return None
-                left_ms = remaining_ms(deadline_s)
-                if left_ms == 0 or not self._poller.poll(left_ms):
-                    return None
-                continue
-            first = self._socket.recv(copy=False)
-            frames: list[Frame] = [first.bytes, *self._rest(first.more)]
-            peer = self._peers.get(head)
-            if peer is not None:  # else it was hung up meanwhile
-                return peer, frames
+        # A peer that was hung up meanwhile has no name any more.
+        return self._receive_routed(timeout_s, lambda head: self._peers.get(head.bytes))

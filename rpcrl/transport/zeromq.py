@@ -18,7 +18,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,43 @@ class ZmqEndpoint(Endpoint):
             frames.append(bytearray(frame.buffer))
             more = frame.more
         return frames
+
+    def _send_routed(self, peer: str, route: bytes, views: list[memoryview], *, stalled: str, gone: str) -> None:
+        """Send by a ROUTER's route; raises PeerUnreachableError saying that the peer is ``stalled`` or ``gone``."""
+        try:
+            self._socket.send(route, zmq.NOBLOCK | zmq.SNDMORE)
+            self._send_views(views)
+        except zmq.Again:
+            raise PeerUnreachableError(
+                f"{stalled}: {self._limits.max_queued_messages} messages wait for it (Limits.max_queued_messages)"
+            ) from None
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise TransportError(f"cannot send to {peer!r}: {error}") from error
+            raise PeerUnreachableError(gone) from None
+
+    def _receive_routed(
+        self, timeout_s: float | None, name: Callable[[zmq.Frame], str | None]
+    ) -> tuple[str, list[Frame]] | None:
+        """Receive from a ROUTER; ``name`` tells the peer by the route, or None for a message that is to be dropped."""
+        self._check_usable()
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            try:
+                head = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                # Only now: wakes that come without end must not keep messages waiting.
+                if self._take_wake():
+                    return None
+                left_ms = remaining_ms(deadline_s)
+                if left_ms == 0 or not self._poller.poll(left_ms):
+                    return None
+                continue
+            first = self._socket.recv(copy=False)
+            frames: list[Frame] = [first.bytes, *self._rest(first.more)]
+            peer = name(head)
+            if peer is not None:
+                return peer, frames
 
     def close(self) -> None:
         """Close; waits at most ``Limits.linger_s`` for queued messages. A fork's copy closes nothing."""
@@ -218,40 +255,18 @@ class ZmqListener(ZmqEndpoint):
         route = self._routes.get(peer)
         if route is None:
             raise PeerUnreachableError(f"no peer {peer!r} is known on {self._address}: no message came from it yet")
-        try:
-            self._socket.send(route, zmq.NOBLOCK | zmq.SNDMORE)
-            self._send_views(views)
-        except zmq.Again:
-            raise PeerUnreachableError(
-                f"{peer!r} does not read: {self._limits.max_queued_messages} messages wait for it"
-                " (Limits.max_queued_messages)"
-            ) from None
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise TransportError(f"cannot send to {peer!r}: {error}") from error
-            # its route stays known: it is the same when the peer comes back
-            raise PeerUnreachableError(f"no peer {peer!r} is connected to {self._address} any more") from None
+        # A route that is gone stays known: it is the same when the peer comes back.
+        self._send_routed(
+            peer,
+            route,
+            views,
+            stalled=f"{peer!r} does not read",
+            gone=f"no peer {peer!r} is connected to {self._address} any more",
+        )
 
     def receive(self, timeout_s: float | None) -> tuple[str, list[Frame]] | None:
         """Return the next ``(peer, frames)``; None after ``timeout_s`` or after ``wake``."""
-        self._check_usable()
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            try:
-                head = self._socket.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                # Only now: wakes that come without end must not keep messages waiting.
-                if self._take_wake():
-                    return None
-                left_ms = remaining_ms(deadline_s)
-                if left_ms == 0 or not self._poller.poll(left_ms):
-                    return None
-                continue
-            first = self._socket.recv(copy=False)
-            frames: list[Frame] = [first.bytes, *self._rest(first.more)]
-            peer = self._name(head)
-            if peer is not None:
-                return peer, frames
+        return self._receive_routed(timeout_s, self._name)
 
     def _name(self, head: zmq.Frame) -> str | None:
         """Return who sent a message; None (and counted) when the name is not the one that belongs to the key."""
