@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rpcrl.errors import UsageError
+from rpcrl.engines.sampling_settings import SamplingSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,27 +28,6 @@ WEYL = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
 MASK_64 = (1 << 64) - 1
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """How to turn logits into a token."""
-
-    do_sample: bool = True
-    """False: always the likeliest token."""
-    temperature: float = 1.0
-    top_k: int = -1
-    """Keep the k likeliest tokens; -1 or 0 keeps all."""
-    top_p: float = 1.0
-    """Keep the likeliest tokens that together reach this probability."""
-
-    def __post_init__(self) -> None:
-        if self.do_sample and not self.temperature > 0.0:
-            raise UsageError(f"temperature={self.temperature} must be above 0; for greedy decoding set do_sample=False")
-        if not 0.0 < self.top_p <= 1.0:
-            raise UsageError(f"top_p={self.top_p} must lie in (0, 1]")
-        if self.top_k < -1:
-            raise UsageError(f"top_k={self.top_k} must be -1 (all tokens) or 1 and more")
 
 
 def uid_hash(uid: str) -> int:

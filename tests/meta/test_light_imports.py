@@ -34,7 +34,14 @@ def test_the_plain_modules_load_nothing_heavy(module: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["rpcrl.wire.codec", "rpcrl.transport.open", "rpcrl.dispatch.mode", "rpcrl.runtime.worker_group", "launcher.agent"],
+    [
+        "rpcrl.wire.codec",
+        "rpcrl.transport.open",
+        "rpcrl.dispatch.mode",
+        "rpcrl.runtime.worker_group",
+        "launcher.agent",
+        "rpcrl.engines.sampling_settings",
+    ],
 )
 def test_the_rpc_core_and_the_launcher_load_no_torch(module: str) -> None:
     assert not _loaded_after(f"import {module}") & {"torch", "transformers", "tensordict"}
