@@ -1,0 +1,1 @@
+"""How do samples come about that are more than one answer? Loops of a user's own, between the model and its tools."""
