@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from rpcrl.batch.data_proto import DataProto
+    from rpcrl.engines.requests import SampleOutput, SampleRequest
 
 __all__ = ["LossFn", "NamedTensors", "RolloutEngine", "TrainEngine"]
 
@@ -86,7 +87,11 @@ class TrainEngine(Protocol):
 
 
 class RolloutEngine(Protocol):
-    """One replica of a model that samples."""
+    """One replica of a model that samples: whole batches by ``generate``, single requests by ``add`` and ``step``.
+
+    One thread uses it. Weights may change between two steps: requests in flight go on with the new ones, and
+    each token keeps the version that sampled it.
+    """
 
     @property
     def weight_version(self) -> int:
@@ -123,4 +128,30 @@ class RolloutEngine(Protocol):
 
     def update_weights(self, buckets: Iterable[NamedTensors], *, version: int) -> None:
         """Take new weights in place, then reset every cache and carry ``version``."""
+        ...
+
+    def reset_caches(self) -> None:
+        """Forget every kept key and value that a later request could be served from."""
+        ...
+
+    # -- single requests: an engine is stepped while it has unfinished ones
+
+    def add(self, requests: Sequence[SampleRequest]) -> None:
+        """Take requests; they advance with the next ``step``. Raises UsageError, with none taken, for bad ones."""
+        ...
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were added and have neither ended nor been aborted."""
+        ...
+
+    def step(self) -> list[SampleOutput]:
+        """Advance every running request by about one token; returns those that have ended with it."""
+        ...
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> list[SampleOutput]:
+        """End requests (None: all) with ``finish_reason`` "abort" and what they have so far; unknown ids are ignored.
+
+        ``resumed`` of the request goes on from there.
+        """
         ...
