@@ -12,7 +12,13 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-__all__ = ["KvPool"]
+__all__ = ["KvPool", "has_plain_attention"]
+
+
+def has_plain_attention(config: Any) -> bool:
+    """Say whether every layer of a model looks at all earlier tokens, and keeps nothing but their keys and values."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return kinds <= {"full_attention"} and not (not kinds and getattr(config, "sliding_window", None))
 
 
 class _PooledLayer(DynamicLayer):  # type: ignore[misc]
@@ -85,9 +91,7 @@ class KvPool:
 
     def __init__(self, config: Any) -> None:
         self._config = config
-        kinds = set(getattr(config, "layer_types", None) or ())
-        plain = kinds <= {"full_attention"} and not (not kinds and getattr(config, "sliding_window", None))
-        count = int(config.num_hidden_layers)
+        plain, count = has_plain_attention(config), int(config.num_hidden_layers)
         self._layers: list[_PooledLayer] | None = [_PooledLayer() for _ in range(count)] if plain else None
 
     def begin(self, capacity: int) -> Cache:

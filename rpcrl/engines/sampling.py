@@ -65,9 +65,9 @@ def noise_keys(
     return key
 
 
-def uniforms(keys: NDArray[np.uint64], position: int) -> NDArray[np.float64]:
-    """Return one number of [0, 1) per row for response position ``position``; 52 bits each."""
-    offset = np.array([((position + 1) * int(WEYL)) & MASK_64], dtype=np.uint64)
+def uniforms(keys: NDArray[np.uint64], position: int | NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return one number of [0, 1) per row for response position ``position`` (one of all, or each row's); 52 bits."""
+    offset = (np.atleast_1d(np.asarray(position, dtype=np.uint64)) + np.uint64(1)) * WEYL
     bits: NDArray[np.float64] = (_mix(keys + offset) >> np.uint64(12)).astype(np.float64)
     return bits * 2.0**-52
 

@@ -1,7 +1,8 @@
 """How does the embedded rollout engine sample: a key-value-cache loop over the Transformers module?
 
-Rows are batched, equal prompts are computed once, and a finished row leaves the batch at once. The module is the
-engine's own copy: weights arrive by ``update_weights`` under Hugging Face names.
+Whole batches are sampled here: equal prompts are computed once, and a finished row leaves at once. Single requests are
+sampled by ``torch_requests``. The module is the engine's own copy: weights arrive by ``update_weights`` under Hugging
+Face names.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rpcrl.batch.data_proto import DataProto
+    from rpcrl.engines.requests import SampleOutput, SampleRequest
 
 __all__ = ["TorchRolloutEngine"]
 
@@ -85,6 +87,11 @@ class TorchRolloutEngine:
         from rpcrl.engines.kv_cache import KvPool
 
         self._pool = KvPool(self._module.config)
+        from rpcrl.engines.torch_requests import RequestBatch
+
+        self._requests = RequestBatch(
+            self._forward, self._module.config, stop=self._stop, device=self._device, max_rows=max_rows
+        )
         self._awake = set(TAGS)
         self._usable = load_weights
         self._version = 0
@@ -114,7 +121,7 @@ class TorchRolloutEngine:
                 freed += self._store.free()
                 self._usable = False
             elif tag in self._awake:
-                freed += self._pool.free()
+                freed += self._free_caches()
             self._awake.discard(tag)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -146,13 +153,20 @@ class TorchRolloutEngine:
         except BaseException:
             self._usable = was_usable and not self._store.torn
             raise
-        self._pool.free()
+        self._free_caches()
         self._usable = True
         self._version = version
 
     def check_weights(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Raise UsageError, with nothing changed, when these are not the weights that ``update_weights`` needs."""
         self._store.check(shapes)
+
+    def reset_caches(self) -> None:
+        """Forget every cached key and value; requests in flight compute theirs again."""
+        self._free_caches()
+
+    def _free_caches(self) -> int:
+        return self._pool.free() + self._requests.drop_cache()
 
     @staticmethod
     def _checked(tags: Sequence[str]) -> list[str]:
@@ -162,7 +176,30 @@ class TorchRolloutEngine:
             raise UsageError(f"tags {unknown} are not among {list(TAGS)}")
         return names
 
-    # ---------------------------------------------------------------- sampling
+    # ---------------------------------------------------------------- single requests
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were added and have neither ended nor been aborted."""
+        return len(self._requests)
+
+    def add(self, requests: Sequence[SampleRequest]) -> None:
+        """Take requests; raises UsageError, with none taken, when one of them cannot be sampled."""
+        self._requests.add(requests)
+
+    def step(self) -> list[SampleOutput]:
+        """Sample one token of each of at most ``max_rows`` requests; returns those that have ended.
+
+        Raises UsageError, with the requests as they were, when asleep or without weights.
+        """
+        self._require_ready("step")
+        return self._requests.step(self._version)
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> list[SampleOutput]:
+        """End requests (None: all) and return what they have so far; unknown ids are ignored."""
+        return self._requests.abort(request_ids)
+
+    # ---------------------------------------------------------------- whole batches
 
     def generate(self, prompts: DataProto) -> DataProto:
         """Sample one response per row; see ``RolloutEngine.generate`` for columns and meta_info.
@@ -171,7 +208,7 @@ class TorchRolloutEngine:
         0 and 0. With ``do_sample`` False the log-probs are those of the plain softmax. Raises UsageError when asleep
         or without weights, BatchError for prompts that do not fit.
         """
-        self._require_ready()
+        self._require_ready("generate")
         input_ids, attention_mask = columns(prompts, ("input_ids", "attention_mask"), of="generate")
         request = self._request(prompts, input_ids.shape[0])
         self._check_prompts(attention_mask, request.response_length)
@@ -189,13 +226,13 @@ class TorchRolloutEngine:
                 self._sample_rows(ids[part], mask[part], request, request.keys[part], outputs)
         return self._assemble(prompts, ids, mask, responses, log_probs, lengths, stopped)
 
-    def _require_ready(self) -> None:
+    def _require_ready(self, doing: str) -> None:
         asleep = [tag for tag in TAGS if tag not in self._awake]
         if asleep:
-            raise UsageError(f"generate: {' and '.join(asleep)} of the rollout asleep; call wake_up first")
+            raise UsageError(f"{doing}: {' and '.join(asleep)} of the rollout asleep; call wake_up first")
         if not self._usable:
             raise UsageError(
-                "generate: the rollout's weights hold nothing since they were woken up (or an update broke off); "
+                f"{doing}: the rollout's weights hold nothing since they were woken up (or an update broke off); "
                 "call update_weights first"
             )
 

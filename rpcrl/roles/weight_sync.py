@@ -7,8 +7,8 @@ inheriting from ``WeightSender`` or ``WeightReceiver``; each method here is one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from rpcrl import env
 from rpcrl.dispatch.mode import Execute
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rpcrl.engines.weight_sync import SyncGroup
 
 __all__ = ["ChecksWeights", "SyncMember", "WeightReceiver", "WeightSender"]
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -175,9 +177,13 @@ class WeightReceiver(SyncMember):
         Collective with the trainer's other ranks. Returns the version that samples now.
         """
         source: WeightSender = self.colocated(self.sync_source)
-        self._wake()
-        self._engine.update_weights(source.weight_buckets(self.sync_bucket_bytes), version=version)
-        return self._engine.weight_version
+
+        def take() -> int:
+            self._wake()
+            self._engine.update_weights(source.weight_buckets(self.sync_bucket_bytes), version=version)
+            return self._engine.weight_version
+
+        return self._on_engine(take)
 
     @register
     def sync_expect(self, specs: Sequence[Sequence[Any]], bucket_bytes: int) -> str:
@@ -190,7 +196,7 @@ class WeightReceiver(SyncMember):
         plan = WeightPlan(tuple(WeightSpec.from_plain(spec) for spec in specs), bucket_bytes)
         if isinstance(self._engine, ChecksWeights):
             self._engine.check_weights({spec.name: spec.shape for spec in plan.specs})
-        self._wake()
+        self._on_engine(self._wake)
         self._sync_plan = plan
         return plan.digest
 
@@ -209,8 +215,16 @@ class WeightReceiver(SyncMember):
             raise UsageError(
                 "sync_receive: other weights, or none, were announced to this rank; call sync_expect first"
             )
-        self._engine.update_weights(received_weights(group, plan, number=number), version=version)
-        return self._engine.weight_version
+
+        def take() -> int:
+            self._engine.update_weights(received_weights(group, plan, number=number), version=version)
+            return self._engine.weight_version
+
+        return self._on_engine(take)
+
+    def _on_engine(self, function: Callable[[], T]) -> T:
+        """Call what uses the engine; a worker whose engine belongs to a thread calls it there."""
+        return function()
 
     def _wake(self) -> None:
         asleep = [tag for tag in ("weights", "kv_cache") if tag not in self._engine.awake]

@@ -13,6 +13,7 @@ from rpcrl.engines.base import RolloutEngine
 from rpcrl.engines.fsdp import FsdpEngine
 from rpcrl.engines.torch_rollout import TorchRolloutEngine
 from rpcrl.testing.engine_kit import ROLLOUT_CHECKS, RolloutHarness
+from rpcrl.testing.request_kit import REQUEST_CHECKS
 from rpcrl.testing.tiny_model import STOP_IDS, write_tiny_llama
 
 
@@ -51,6 +52,11 @@ def test_rollout_engine_torch(name: str, harness: RolloutHarness) -> None:
     ROLLOUT_CHECKS[name](harness)
 
 
+@pytest.mark.parametrize("name", REQUEST_CHECKS)
+def test_requests_of_engine_torch(name: str, harness: RolloutHarness) -> None:
+    REQUEST_CHECKS[name](harness)
+
+
 def test_a_sliding_window_model_samples_what_its_trainer_scores(tmp_path: Path) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -73,8 +79,11 @@ def test_a_sliding_window_model_samples_what_its_trainer_scores(tmp_path: Path) 
     assert "sliding_attention" in config.layer_types
     torch.manual_seed(0)
     Qwen2ForCausalLM(config).save_pretrained(tmp_path)
-    harness = RolloutHarness(
-        tmp_path, tmp_path, TorchRolloutEngine, FsdpEngine, second_tensor_fails, frozenset(STOP_IDS)
-    )
+    torch.manual_seed(1)
+    other = tmp_path / "other"
+    Qwen2ForCausalLM(config).save_pretrained(other)
+    harness = RolloutHarness(tmp_path, other, TorchRolloutEngine, FsdpEngine, second_tensor_fails, frozenset(STOP_IDS))
     ROLLOUT_CHECKS["keyed_noise"](harness)
     ROLLOUT_CHECKS["log_probs"](harness)
+    for name in ("arrivals", "abort", "new_weights"):
+        REQUEST_CHECKS[name](harness)
