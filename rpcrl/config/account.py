@@ -25,6 +25,7 @@ __all__ = [
     "learners",
     "needs_critic",
     "needs_reference",
+    "needs_reward_function",
     "optimizer_steps",
     "replica_devices",
     "reward_pool_devices",
@@ -122,6 +123,11 @@ def needs_reference(config: RunConfig) -> bool:
     return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
 
 
+def needs_reward_function(config: RunConfig) -> bool:
+    """Say whether a function scores responses: it does unless a reward model does, and none is named beside it."""
+    return not config.reward.reward_model.enable or config.reward.fn is not None
+
+
 def needs_critic(config: RunConfig) -> bool:
     """Say whether the run trains a critic."""
     enable = config.critic.enable
@@ -198,7 +204,8 @@ def _pools(config: RunConfig) -> tuple[Pool, ...]:
                 ("reward_model",),
             )
         )
-    pools.append(Pool("reward_workers", (reward.num_workers,), 0, ("reward",)))
+    if needs_reward_function(config):
+        pools.append(Pool("reward_workers", (reward.num_workers,), 0, ("reward",)))
     return tuple(pools)
 
 

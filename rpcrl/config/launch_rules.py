@@ -16,6 +16,7 @@ from rpcrl.errors import Violation
 
 __all__ = ["IDLE", "RUN_MODES", "resume_checks", "version_checks"]
 
+_REWARD_MODEL = "reward.reward_model"
 IDLE: Mapping[str, str] = {
     f"{ROLLOUT}.n_gpus_per_node": "belongs to the rollout's own pool in the separate modes",
     f"{ROLLOUT}.checkpoint_engine.update_weights_timeout_s": "belongs to weight syncs between 2 pools",
@@ -25,10 +26,20 @@ IDLE: Mapping[str, str] = {
     "trainer.v1.colocate_async.num_warmup_batches": "belongs to mode colocate-async",
     "trainer.v1.separate_async.num_warmup_batches": "belongs to mode separate-async",
     "trainer.v1.separate_async.parameter_sync_step": "belongs to mode separate-async",
-    "reward.reward_model.enable_resource_pool": "belongs to reward models",
-    "reward.reward_model.nnodes": "belongs to reward models",
-    "reward.reward_model.n_gpus_per_node": "belongs to reward models",
-    "reward.reward_model.model_path": "belongs to reward models",
+    **dict.fromkeys(
+        (
+            f"{_REWARD_MODEL}.{name}"
+            for name in (
+                "enable_resource_pool",
+                "nnodes",
+                "n_gpus_per_node",
+                "model_path",
+                "micro_batch_size_per_gpu",
+                "weight",
+            )
+        ),
+        "belongs to a reward model, and reward.reward_model.enable is false",
+    ),
 }
 """Settings that nothing reads in a run of this version, each with the reason; a launch takes only their defaults."""
 
@@ -50,7 +61,7 @@ RUN_MODES = ("colocate", "separate")
 
 def version_checks(config: RunConfig) -> list[Violation]:
     """Return what this version accounts but does not run."""
-    rules = (_modes, _nodes, _engines, _transports, _reward_models, _idle)
+    rules = (_modes, _nodes, _engines, _transports, _idle)
     return [violation for rule in rules for violation in rule(config)]
 
 
@@ -112,23 +123,15 @@ def _engines(config: RunConfig) -> Iterator[Violation]:
             )
 
 
-def _reward_models(config: RunConfig) -> Iterator[Violation]:
-    if config.reward.reward_model.enable:
-        yield Violation(
-            "reward.reward_model.enable",
-            "this version scores with reward functions; reward models are accounted by `rpcrl plan` and not run",
-            ("set reward.reward_model.enable=false and reward.fn=my_file.py:score",),
-        )
-
-
 def _idle(config: RunConfig) -> Iterator[Violation]:
-    """Yield what is set and would be ignored; beside a refused mode or reward model it would only repeat that."""
-    if config.trainer.mode not in RUN_MODES or config.reward.reward_model.enable:
+    """Yield what is set and would be ignored; beside a refused mode it would only repeat that."""
+    if config.trainer.mode not in RUN_MODES:
         return
     idle = dict(IDLE)
     if config.trainer.mode == "separate":
         idle = {key: why for key, why in IDLE.items() if key not in _IDLE_IN_COLOCATE_ONLY}
         idle.update(_IDLE_IN_SEPARATE_ONLY)
+    idle = {key: why for key, why in idle.items() if not _is_of_the_reward_model(config, key)}
     for key, why in idle.items():
         value: object = config
         for part in key.split("."):
@@ -139,6 +142,16 @@ def _idle(config: RunConfig) -> Iterator[Violation]:
             yield Violation(
                 key, f"{value} would change nothing: {name} {why}", (f"leave it out, or set {name}={usual}",)
             )
+
+
+def _is_of_the_reward_model(config: RunConfig, key: str) -> bool:
+    """Say whether a setting of the reward model steers something in this run."""
+    model = config.reward.reward_model
+    if not model.enable or not key.startswith(_REWARD_MODEL):
+        return False
+    if key.endswith(("nnodes", "n_gpus_per_node")):
+        return model.enable_resource_pool
+    return not key.endswith("weight") or config.reward.fn is not None
 
 
 def resume_checks(config: RunConfig) -> list[Violation]:

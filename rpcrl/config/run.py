@@ -7,9 +7,13 @@ CPU workers). Every section is frozen. Types and simple ranges stand here; rules
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import BeforeValidator, Field
+
+from rpcrl.config.reward import Reward, RewardModel
+from rpcrl.config.section import Betas, Count, CountOrZero, NotNegative, Positive, Section, Text
+from rpcrl.config.section import setting as _setting
 
 __all__ = [
     "BUILT_IN_TASK",
@@ -43,33 +47,6 @@ BUILT_IN_TASK = "sort_digits"
 PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet")
 GSM8K_PREFIX = "gsm8k:"
 """Before the path of a file of GSM8K's own records."""
-
-
-def _number_as_text(value: object) -> object:
-    """Let a name be written as a bare number (``experiment_name=7``)."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    return value
-
-
-Text = Annotated[str, BeforeValidator(_number_as_text)]
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Betas = Annotated[tuple[float, float], Strict(False)]
-
-
-def _setting(default: Any, text: str) -> Any:
-    """Declare one setting; its description ends with the default."""
-    shown = "null" if default is None else str(default).lower() if isinstance(default, bool) else default
-    return Field(default=default, description=f"{text} (default: {shown})")
-
-
-class Section(BaseModel):
-    """Base of every part of the tree: frozen, no unknown fields, no guessing between types."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Data(Section):
@@ -337,30 +314,6 @@ class Algorithm(Section):
     recompute_old_log_prob: bool = _setting(
         False, "Recompute the old log-probs with the trainer's model instead of taking the sampler's"
     )
-
-
-class RewardModel(Section):
-    """A model that scores responses; off in the default job."""
-
-    enable: bool = _setting(False, "Score with a reward model")
-    enable_resource_pool: bool = _setting(False, "Give the reward model a pool of its own")
-    nnodes: CountOrZero = _setting(0, "Nodes of that pool")
-    n_gpus_per_node: CountOrZero = _setting(0, "Devices per node of that pool")
-    model_path: Text | None = _setting(None, "Folder of the reward model's checkpoint")
-
-
-class Reward(Section):
-    """Who scores a response."""
-
-    fn: Text | None = _setting(
-        None, "Reward function as 'file.py:name' or 'package.module:name'; null takes the task's own"
-    )
-    num_workers: Count = _setting(1, "CPU processes that run the reward function")
-    reward_kwargs: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Keyword arguments of every call of the reward function (default: {})",
-    )
-    reward_model: RewardModel = RewardModel()
 
 
 class ColocateAsync(Section):

@@ -24,6 +24,7 @@ RENAMED: Mapping[str, str] = {
     "reward_model.enable_resource_pool": "reward.reward_model.enable_resource_pool",
     "reward_model.nnodes": "reward.reward_model.nnodes",
     "reward_model.n_gpus_per_node": "reward.reward_model.n_gpus_per_node",
+    "reward_model.micro_batch_size_per_gpu": "reward.reward_model.micro_batch_size_per_gpu",
     "reward_model.model.path": "reward.reward_model.model_path",
     "actor_rollout_ref.actor.optim.warmup_style": "actor_rollout_ref.actor.optim.lr_scheduler_type",
     "actor_rollout_ref.actor.optim.clip_grad": "actor_rollout_ref.actor.grad_clip",

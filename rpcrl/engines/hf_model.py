@@ -27,6 +27,7 @@ __all__ = [
     "load_tokenizer",
     "load_value_model",
     "model_folder",
+    "num_labels",
     "pad_token_id",
     "quiet",
     "stop_token_ids",
@@ -122,6 +123,12 @@ def load_config(path: str | Path) -> Any:
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(folder, local_files_only=True)
+
+
+def num_labels(path: str | Path) -> int:
+    """Return the labels that a model folder's config.json names; Transformers takes 2 where it names none."""
+    config = json.loads((model_folder(path) / "config.json").read_text(encoding="utf-8"))
+    return len(config["id2label"]) if isinstance(config.get("id2label"), dict) else 2
 
 
 def build_model(config: Any, *, dtype: torch.dtype) -> Any:

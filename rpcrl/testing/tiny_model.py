@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PAD", "STOP_IDS", "write_tiny_llama"]
+__all__ = ["PAD", "STOP_IDS", "write_tiny_classifier", "write_tiny_llama"]
 
 PAD = 0
 STOP_IDS = (1, 4, 9)
@@ -18,11 +18,24 @@ def write_tiny_llama(folder: Path, *, seed: int = 0, tied: bool = True, vocabula
 
     ``settings`` override the configuration (``hidden_size=…``). Returns ``folder``; the caller's random state stays.
     """
+    from transformers import LlamaForCausalLM
+
+    return _write(folder, LlamaForCausalLM, seed, tie_word_embeddings=tied, vocab_size=vocabulary, **settings)
+
+
+def write_tiny_classifier(folder: Path, *, seed: int = 0, **settings: Any) -> Path:
+    """Write a model as that of ``write_tiny_llama`` that gives each sequence one number, as reward models do."""
+    from transformers import LlamaForSequenceClassification
+
+    return _write(folder, LlamaForSequenceClassification, seed, vocab_size=24, num_labels=1, **settings)
+
+
+def _write(folder: Path, architecture: Any, seed: int, **settings: Any) -> Path:
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
 
     from rpcrl.engines.hf_model import quiet
 
@@ -38,8 +51,6 @@ def write_tiny_llama(folder: Path, *, seed: int = 0, tied: bool = True, vocabula
         "initializer_range": 0.2,
     }
     config = LlamaConfig(
-        vocab_size=vocabulary,
-        tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=list(STOP_IDS),
         pad_token_id=PAD,
@@ -47,7 +58,7 @@ def write_tiny_llama(folder: Path, *, seed: int = 0, tied: bool = True, vocabula
     )
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
-        LlamaForCausalLM(config).save_pretrained(folder)
+        architecture(config).save_pretrained(folder)
     words = {word: index for index, word in enumerate(WORDS)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()

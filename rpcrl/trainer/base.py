@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rpcrl.config.account import is_separate, learners, rollout_devices, trainer_devices
+from rpcrl.config.account import is_separate, learners, reward_pool_devices, rollout_devices, trainer_devices
 from rpcrl.errors import ConfigError, UsageError, Violation
 from rpcrl.logs import get_logger
 from rpcrl.trainer.checkpoint import CheckpointStore, Manifest, check_world, read_manifest
@@ -26,6 +26,7 @@ from rpcrl.trainer.totals import Totals
 
 if TYPE_CHECKING:
     from rpcrl.algorithms.kl import KlController
+    from rpcrl.batch.data_proto import DataProto
     from rpcrl.config.run import RunConfig
     from rpcrl.runtime.controller import Controller
     from rpcrl.trainer.steps import Sampling
@@ -68,7 +69,7 @@ class Trainer:
         self.start_step = 0
         self._console = console
         self._console_sink = console_sink
-        self._reward_fn = ""
+        self._reward_fn: str | None = None
         self._run_dir = run_dir
         self._began_s = time.perf_counter()
         self._earlier_wall_s = 0.0
@@ -141,7 +142,7 @@ class Trainer:
                 with timer("gen"):
                     batch = steps.generate(self.groups.rollout, self.next_prompts(), self.sampling, step=step)
                 with timer("reward"):
-                    batch = steps.reward(self.groups.reward, batch, self.tokenizer)
+                    batch = self.reward(batch)
                 self.run.write_samples(f"step_{step}", sample_rows(batch, len(batch)))
                 tokens = int(tensors_of(batch)["attention_mask"].sum())
                 self._count(tokens, timer)
@@ -151,6 +152,15 @@ class Trainer:
                 self.observer.on_step(step, figures)
             self._write_summary("generate-only", steps=self.total_steps)
         return self.run.samples
+
+    def reward(self, batch: DataProto) -> DataProto:
+        """Score the responses of a batch."""
+        from rpcrl.trainer import steps
+
+        weight = self.config.reward.reward_model.weight
+        return steps.reward(
+            self.groups.reward, batch, self.tokenizer, model=self.groups.reward_model, model_weight=weight
+        )
 
     # -- what steps read -----------------------------------------------------------------------------------------------
 
@@ -178,34 +188,16 @@ class Trainer:
     @property
     def sampling(self) -> Sampling:
         """How training samples are drawn."""
-        from rpcrl.trainer.steps import Sampling
+        from rpcrl.trainer.samplings import training_sampling
 
-        rollout = self.config.actor_rollout_ref.rollout
-        return Sampling(
-            n=rollout.n,
-            do_sample=True,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            response_length=self.config.data.max_response_length,
-            seed=self.config.trainer.seed,
-        )
+        return training_sampling(self.config)
 
     @property
     def validation_sampling(self) -> Sampling:
         """How held-out prompts are answered."""
-        from rpcrl.trainer.steps import Sampling
+        from rpcrl.trainer.samplings import validation_sampling
 
-        settings = self.config.actor_rollout_ref.rollout.val_kwargs
-        return Sampling(
-            n=settings.n,
-            do_sample=settings.do_sample,
-            temperature=settings.temperature if settings.do_sample else 1.0,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            response_length=self.config.data.max_response_length,
-            seed=self.config.trainer.seed,
-        )
+        return validation_sampling(self.config)
 
     def next_prompts(self) -> Any:
         """Return the prompts of the next step, each with a ``uid`` of its own: noise and groups go by it."""
@@ -266,8 +258,12 @@ class Trainer:
         parts = [f"{trainer_devices(self.config)} trainer"]
         if is_separate(self.config):
             parts.append(f"{rollout_devices(self.config)} rollout")
-        parts.append(f"{self.config.reward.num_workers} reward")
-        self.observer.on_status(f"starting {', '.join(parts[:-1])} and {parts[-1]} processes")
+        if self._reward_fn is not None:
+            parts.append(f"{self.config.reward.num_workers} reward")
+        if reward_pool_devices(self.config):
+            parts.append(f"{reward_pool_devices(self.config)} reward model")
+        shown = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+        self.observer.on_status(f"starting {shown} processes")
         model_path = str(model_folder(self.config))
         starting = GroupStart(
             controller,
@@ -346,10 +342,9 @@ class Trainer:
 
         validation = validate(
             self.groups.rollout,
-            self.groups.reward,
+            self.reward,
             self.heldout,
             self.validation_sampling,
-            self.tokenizer,
             step=step,
             batch_size=self.config.data.val_batch_size,
             num_samples=self.config.trainer.log_val_generations,

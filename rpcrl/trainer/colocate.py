@@ -85,12 +85,6 @@ class ColocateTrainer(Trainer):
             batch, more = steps.advantage(batch, algorithm, kl=self.kl)
         return batch, {**metrics, **more}
 
-    def reward(self, batch: DataProto) -> DataProto:
-        """Score the responses of a training batch."""
-        from rpcrl.trainer import steps
-
-        return steps.reward(self.groups.reward, batch, self.tokenizer)
-
     def update_critic(self, batch: DataProto, step: int) -> dict[str, float]:
         """Make the critic's optimizer steps."""
         from rpcrl.trainer import steps

@@ -2,19 +2,20 @@
 
 The global pool holds one process a slot with actor, rollout and (where there are any) reference and critic in it, and a
 second one a slot for a critic with a group of its own. In the separate modes the rollout has a pool of its own,
-on devices behind the trainer's, and weights are synced between the two. The reward pool holds plain CPU processes that
-never load torch.
+on devices behind the trainer's, and weights are synced between the two. A reward model is one more role of the global
+pool, or has a pool of its own. Reward functions run in plain CPU processes that never load torch.
 All start at once, in threads, so that the driver can load its own libraries meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rpcrl.config.account import account, is_separate, needs_critic, needs_reference
+from rpcrl.config.account import account, is_separate, needs_critic, needs_reference, reward_pool_devices
 from rpcrl.config.registry import POLICY_LOSSES
 from rpcrl.env import THREAD_VARIABLES
 from rpcrl.topology import ResourcePool, ResourcePoolManager
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rpcrl.config.run import ActorRolloutRef, RunConfig
     from rpcrl.roles.critic import CriticWorker
     from rpcrl.roles.pool_sync import WeightSync
+    from rpcrl.roles.reward_model import RewardModelWorker
     from rpcrl.runtime.controller import Controller
     from rpcrl.runtime.worker_group import ClassWithInitArgs
 
@@ -31,15 +33,17 @@ __all__ = ["GroupStart", "RoleGroups", "resolve_device"]
 
 @dataclass(frozen=True)
 class RoleGroups:
-    """The groups of a run, one view a role; ``reference`` and ``critic`` are None in a run that needs none."""
+    """The groups of a run, one view a role; None for those that the run needs none of."""
 
     actor: Any
     rollout: Any
     reference: Any | None
-    reward: Any
+    reward: Any | None
+    """Processes that run the reward function."""
     critic: Any | None = None
     sync: WeightSync | None = None
     """The way of the weights to a rollout in processes of its own; None where it shares the actor's."""
+    reward_model: Any | None = None
 
     def learners(self) -> dict[str, Any]:
         """Return the groups whose models are trained and saved."""
@@ -53,6 +57,7 @@ class RoleGroups:
             "rollout": self.rollout,
             "ref": self.reference,
             "reward": self.reward,
+            "reward_model": self.reward_model,
         }
         return {role: group for role, group in groups.items() if group is not None}
 
@@ -67,6 +72,8 @@ def resolve_device(config: RunConfig) -> str:
     wanted = config.trainer.n_gpus_per_node
     if is_separate(config):
         wanted += config.actor_rollout_ref.rollout.n_gpus_per_node
+    if reward_pool_devices(config):
+        wanted += config.reward.reward_model.n_gpus_per_node
     return "cuda" if torch.cuda.device_count() >= wanted else "cpu"
 
 
@@ -87,7 +94,7 @@ class GroupStart:
         *,
         model_path: str,
         critic_path: str,
-        reward_fn: str,
+        reward_fn: str | None,
         device: str,
     ) -> None:
         threads = str(config.trainer.threads_per_worker)
@@ -99,7 +106,9 @@ class GroupStart:
         self._reward_fn = reward_fn
         self._device = device
         # The manager gives each pool the devices behind those of the pool before it.
-        names = ("global_pool", "rollout_pool") if is_separate(config) else ("global_pool",)
+        names = ["global_pool"] + ["rollout_pool"] * is_separate(config)
+        own_reward_pool = reward_pool_devices(config) > 0
+        names += ["reward_pool"] * own_reward_pool
         self._pools = ResourcePoolManager(
             {name: self._processes(name) for name in names},
             {},
@@ -108,20 +117,26 @@ class GroupStart:
         ).pools
         self._pool = self._pools["global_pool"]
         self._own_critic = needs_critic(config) and config.critic.own_group
-        self._executor = ThreadPoolExecutor(4, thread_name_prefix="group-start")
+        self._executor = ThreadPoolExecutor(5, thread_name_prefix="group-start")
         self._global: Future[Mapping[str, Any]] = self._executor.submit(self._start_global)
-        self._reward: Future[Any] = self._executor.submit(self._start_reward)
-        self._critic: Future[Any] | None = self._executor.submit(self._start_critic) if self._own_critic else None
-        self._rollout: Future[Any] | None = self._executor.submit(self._start_rollout) if is_separate(config) else None
+        self._reward = self._submit_if(reward_fn is not None, self._start_reward)
+        self._critic = self._submit_if(self._own_critic, self._start_critic)
+        self._rollout = self._submit_if(is_separate(config), self._start_rollout)
+        self._reward_model = self._submit_if(own_reward_pool, self._start_reward_model)
         self._executor.shutdown(wait=False)
+
+    def _submit_if(self, wanted: bool, start: Callable[[], Any]) -> Future[Any] | None:
+        return self._executor.submit(start) if wanted else None
 
     def result(self) -> RoleGroups:
         """Wait until every process is up; raises what the start of a group raised."""
         views = self._global.result()
         critic = views.get("critic") if self._critic is None else self._critic.result()
         rollout = views.get("rollout") if self._rollout is None else self._rollout.result()
+        reward = None if self._reward is None else self._reward.result()
+        model = views.get("reward_model") if self._reward_model is None else self._reward_model.result()
         sync = None if self._rollout is None else self._weight_sync(views["actor"], rollout)
-        return RoleGroups(views["actor"], rollout, views.get("ref"), self._reward.result(), critic, sync)
+        return RoleGroups(views["actor"], rollout, views.get("ref"), reward, critic, sync, model)
 
     def _weight_sync(self, actor: Any, rollout: Any) -> WeightSync:
         from rpcrl.roles.pool_sync import WeightSync
@@ -153,6 +168,8 @@ class GroupStart:
             classes["ref"] = ClassWithInitArgs(ReferenceWorker, roles, **common)
         if needs_critic(self._config) and not self._own_critic:
             classes["critic"] = self._critic_class()
+        if self._config.reward.reward_model.enable and not reward_pool_devices(self._config):
+            classes["reward_model"] = self._reward_model_class()
         group = WorkerGroup(
             self._pool, classes, name="trainer", environment=self._environment, controller=self._controller
         )
@@ -203,6 +220,26 @@ class GroupStart:
             self._pool,
             self._critic_class(),
             name="critic",
+            environment=self._environment,
+            controller=self._controller,
+        )
+
+    def _reward_model_class(self) -> ClassWithInitArgs[RewardModelWorker]:
+        from rpcrl.roles.reward_model import RewardModelWorker
+        from rpcrl.runtime.worker_group import ClassWithInitArgs
+
+        model, threads = self._config.reward.reward_model, self._config.trainer.threads_per_worker
+        folder = str(Path(str(model.model_path)).expanduser().absolute())
+        model = model.model_copy(update={"model_path": folder})
+        return ClassWithInitArgs(RewardModelWorker, model, device=self._device, threads=threads)
+
+    def _start_reward_model(self) -> Any:
+        from rpcrl.runtime.worker_group import WorkerGroup
+
+        return WorkerGroup(
+            self._pools["reward_pool"],
+            self._reward_model_class(),
+            name="reward_model",
             environment=self._environment,
             controller=self._controller,
         )

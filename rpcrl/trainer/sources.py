@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rpcrl.config.account import needs_critic
+from rpcrl.config.account import needs_critic, needs_reward_function
 from rpcrl.config.functions import needed_arguments
 from rpcrl.config.registry import ADVANTAGES, POLICY_LOSSES
 from rpcrl.engines.hf_model import model_folder as plain_folder
-from rpcrl.engines.hf_model import tokenizer_folder
+from rpcrl.engines.hf_model import num_labels, tokenizer_folder
 from rpcrl.errors import BatchError, ConfigError, UsageError, Violation
 from rpcrl.tasks.built_in import BUILT_IN_TASKS
 from rpcrl.trainer.prompt_files import (
@@ -39,6 +39,8 @@ __all__ = [
     "source_checks",
 ]
 
+REWARD_MODEL_KEY = "reward.reward_model.model_path"
+
 
 def model_folder(config: RunConfig) -> Path:
     """Return the folder of the model to start from: ``model.path``, else the shipped base checkpoint."""
@@ -57,12 +59,16 @@ def critic_folder(config: RunConfig) -> Path:
 
 def source_checks(config: RunConfig, *, heldout_needed: bool = False) -> list[Violation]:
     """Return everything that is wrong with the model, the reward function and the prompts; starts no process."""
-    violations = [*_model_violations(config), *_critic_violations(config), *_function_violations(config)]
-    scored_by_a_model = config.reward.reward_model.enable and config.reward.fn is None
+    violations = [
+        *_model_violations(config),
+        *_critic_violations(config),
+        *_reward_model_violations(config),
+        *_function_violations(config),
+    ]
     checks: tuple[Callable[[RunConfig], object], ...] = (
         lambda config: open_prompts(config, heldout_needed=heldout_needed),
     )
-    for check in checks if scored_by_a_model else (reward_function, *checks):
+    for check in (reward_function, *checks):
         try:
             check(config)
         except ConfigError as error:
@@ -107,6 +113,27 @@ def _critic_violations(config: RunConfig) -> Iterator[Violation]:
             yield Violation("critic.model.path", f"{Path(path).expanduser().absolute()}: {problem}", remedies)
 
 
+def _reward_model_violations(config: RunConfig) -> Iterator[Violation]:
+    model = config.reward.reward_model
+    if not model.enable:
+        return
+    key, remedy = REWARD_MODEL_KEY, "name the folder of a Hugging Face sequence classifier with 1 label"
+    if model.model_path is None:
+        yield Violation(key, "a reward model is to score, and no folder of one is named", (remedy,))
+        return
+    try:
+        folder = tokenizer_folder(model.model_path)
+    except UsageError as error:
+        problem = str(error).partition(": ")[2]
+        yield Violation(key, f"{Path(model.model_path).expanduser().absolute()}: {problem}", (remedy,))
+        return
+    labels = num_labels(folder)
+    if labels != 1:
+        yield Violation(
+            key, f"{folder}: a reward model has 1 label, whose logit is the score; this one has {labels}", (remedy,)
+        )
+
+
 def _function_violations(config: RunConfig) -> Iterator[Violation]:
     """Yield what is wrong with an estimator or a loss that is named by its import path."""
     for registry, name in (
@@ -123,11 +150,14 @@ def _function_violations(config: RunConfig) -> Iterator[Violation]:
                 yield Violation(registry.key, f"{name} needs the values of a critic", ("set critic.enable=true",))
 
 
-def reward_function(config: RunConfig) -> str:
+def reward_function(config: RunConfig) -> str | None:
     """Return the reward function as a path that another process can load: ``reward.fn``, else the task's own.
 
-    Loads it once here, so that whatever is wrong with it is a ConfigError before any process starts.
+    None where a reward model alone scores. Loads it once here, so that whatever is wrong with it is a ConfigError
+    before any process starts.
     """
+    if not needs_reward_function(config):
+        return None
     from rpcrl.rewards import load_reward, resolve_reward
 
     path = config.reward.fn or task_reward(config.data.train_files)

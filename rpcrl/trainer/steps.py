@@ -120,34 +120,55 @@ def generate(rollout: Any, prompts: DataProto, sampling: Sampling, *, step: int)
 
 def decode_responses(batch: DataProto, decoder: TextDecoder) -> list[str]:
     """Return each row's response as text, without special tokens and padding."""
-    lengths = tensors_of(batch)["response_mask"].sum(-1).tolist()
     tokens = tensors_of(batch)["responses"].tolist()
+    # what the policy did not sample (a tool's answer) is a part of the response, and 0 in its mask
+    lengths = tensors_of(batch)["attention_mask"][:, -len(tokens[0]) :].sum(-1).tolist() if tokens else []
     rows = [row[: int(length)] for row, length in zip(tokens, lengths, strict=True)]
     return decoder.batch_decode(rows, skip_special_tokens=True)
 
 
-def reward(workers: Any, batch: DataProto, decoder: TextDecoder) -> DataProto:
+def reward(
+    workers: Any | None, batch: DataProto, decoder: TextDecoder, *, model: Any | None = None, model_weight: float = 1.0
+) -> DataProto:
     """Score each response; adds ``token_level_scores`` [N, R] (the score on the last response token).
 
+    ``workers`` run the reward function, ``model`` is a group of reward models, and both work at the same time. The
+    score is the function's plus ``model_weight`` × the model's number (column ``rm_score``), or that of the only one.
     Also adds the non-tensor columns ``response_text`` and whatever else the reward workers return.
     """
     texts = _object_array(decode_responses(batch, decoder))
     columns = {**batch.non_tensor_batch, "response_text": texts}
     request = DataProto(batch=None, non_tensor_batch=columns, meta_info={})
-    scored: DataProto = workers.compute_reward(request)
-    scores = torch.tensor([float(value) for value in scored.non_tensor_batch["score"]], dtype=torch.float32)
+    scored = _scores_of(workers, model, request, model_weight)
+    scores = torch.tensor([float(value) for value in scored["score"]], dtype=torch.float32)
     mask = tensors_of(batch)["response_mask"]
     token_scores = torch.zeros(mask.shape, dtype=torch.float32)
-    lengths = mask.sum(-1).long()
-    # a response without a token still has its score, on the first column, which no loss reads
-    last = (lengths - 1).clamp(min=0)
+    # the last token that the policy sampled; a response without one has its score on a column that no loss reads
+    last = (mask.shape[1] - 1 - mask.bool().flip(-1).int().argmax(-1)) * mask.bool().any(-1)
     token_scores[torch.arange(len(scores)), last] = scores
     return batch.union(
         DataProto.from_dict(
-            tensors={"token_level_scores": token_scores},
-            non_tensors={"response_text": texts, **scored.non_tensor_batch},
+            tensors={"token_level_scores": token_scores}, non_tensors={"response_text": texts, **scored}
         )
     )
+
+
+def _scores_of(workers: Any | None, model: Any | None, request: DataProto, model_weight: float) -> dict[str, Any]:
+    """Return ``score`` and the further fields of each row."""
+    if model is None:
+        if workers is None:
+            raise BatchError("there are neither reward workers nor a reward model to score these responses")
+        return dict(workers.compute_reward(request).non_tensor_batch)
+    reads = ("raw_prompt", "response_text")
+    pending = model.compute_rm_score.submit(request.select(non_tensor_batch_keys=list(reads)))
+    scored = {} if workers is None else dict(workers.compute_reward(request).non_tensor_batch)
+    rm_score = pending.result().non_tensor_batch["rm_score"]
+    if "score" in scored:
+        both = zip(scored["score"], rm_score, strict=True)
+        score = [float(own) + model_weight * float(more) for own, more in both]
+    else:
+        score = [float(value) for value in rm_score]
+    return {**scored, "score": _object_array(score), "rm_score": rm_score}
 
 
 def _scored(method: Any, ranks: int, batch: DataProto, *, balance: bool) -> DataProto:

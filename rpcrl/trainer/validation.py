@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +33,15 @@ class Validation:
 
 def validate(
     rollout: Any,
-    reward_workers: Any,
+    reward: Callable[[DataProto], DataProto],
     heldout: DataProto,
     sampling: steps.Sampling,
-    decoder: steps.TextDecoder,
     *,
     step: int,
     batch_size: int | None = None,
     num_samples: int = 0,
 ) -> Validation:
-    """Answer every held-out prompt ``sampling.n`` times and score the answers.
+    """Answer every held-out prompt ``sampling.n`` times and score the answers with ``reward`` (as ``steps.reward``).
 
     ``batch_size`` prompts are generated at once (None: all). Accuracy is the reward function's ``acc`` where it
     returns one, else its score. Metrics: ``heldout/accuracy``; per data source
@@ -55,7 +54,7 @@ def validate(
     response_tokens = 0
     for start in range(0, len(heldout), size):
         batch = steps.generate(rollout, heldout[start : start + size], sampling, step=step)
-        batch = steps.reward(reward_workers, batch, decoder)
+        batch = reward(batch)
         response_tokens += int(tensors_of(batch)["response_mask"].sum())
         columns = batch.non_tensor_batch
         accuracy = columns["acc"] if "acc" in columns else columns["score"]

@@ -93,7 +93,7 @@ def test_every_mistake_is_told_at_once_and_nothing_starts(tmp_path: Path) -> Non
         "a replica in 1 process",
         "the data file none.jsonl does not exist",
         f"{Path.cwd() / 'none'}: no such folder on this machine",
-        "reward models are accounted",
+        "a reward model is to score, and no folder of one is named",
     ):
         assert part in result.stderr
     assert not (tmp_path / "run").exists()

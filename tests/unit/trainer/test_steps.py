@@ -117,6 +117,55 @@ def test_the_score_stands_on_the_last_token_of_each_response(groups, prompts, to
     assert 0 < float(scores.sum()) < len(batch), "some are right and some are not"
 
 
+def test_the_text_has_what_the_policy_did_not_sample_and_the_score_stands_on_its_last_own_token(
+    groups, prompts, tokenizer
+):
+    batch = steps.generate(groups["rollout"], prompts, sampling(), step=1)
+    whole = steps.decode_responses(batch, tokenizer)
+    mask = torch.zeros_like(batch.batch["response_mask"])
+    mask[:, 0] = batch.batch["response_mask"][:, 0]  # all that follows came from a tool
+    mask[0] = 0
+    batch.batch["response_mask"] = mask
+    scored = steps.reward(groups["reward"], batch, tokenizer)
+    assert scored.non_tensor_batch["response_text"].tolist() == whole
+    given = torch.tensor(scored.non_tensor_batch["score"].tolist())
+    assert torch.equal(scored.batch["token_level_scores"][:, 0], given)
+    assert not scored.batch["token_level_scores"][:, 1:].any()
+
+
+class Judge:
+    """A reward model's group that likes long answers."""
+
+    class compute_rm_score:
+        @staticmethod
+        def submit(request):
+            assert set(request.non_tensor_batch) == {"raw_prompt", "response_text"}
+            lengths = [float(len(text)) for text in request.non_tensor_batch["response_text"]]
+            return Answer(DataProto.from_dict(non_tensors={"rm_score": lengths}))
+
+
+class Answer:
+    def __init__(self, value):
+        self.value = value
+
+    def result(self):
+        return self.value
+
+
+def test_a_reward_model_scores_alone_or_beside_the_function(groups, prompts, tokenizer):
+    batch = steps.generate(groups["rollout"], prompts, sampling(), step=1)
+    function = steps.reward(groups["reward"], batch, tokenizer).non_tensor_batch
+    alone = steps.reward(None, batch, tokenizer, model=Judge()).non_tensor_batch
+    lengths = [float(len(text)) for text in function["response_text"]]
+    assert alone["score"].tolist() == alone["rm_score"].tolist() == lengths
+    both = steps.reward(groups["reward"], batch, tokenizer, model=Judge(), model_weight=0.25)
+    expected = [own + 0.25 * length for own, length in zip(function["score"], lengths, strict=True)]
+    assert both.non_tensor_batch["score"].tolist() == expected
+    assert torch.allclose(both.batch["token_level_scores"].sum(-1), torch.tensor(expected))
+    with pytest.raises(BatchError, match="neither reward workers nor a reward model"):
+        steps.reward(None, batch, tokenizer)
+
+
 def test_the_trainers_model_and_the_sampler_agree_on_fresh_samples(groups, prompts):
     batch = steps.generate(groups["rollout"], prompts, sampling(), step=1)
     taken = steps.old_log_prob(groups["actor"], batch, recompute=False)
@@ -185,10 +234,12 @@ def test_validation_counts_right_answers_whatever_the_batch_size(groups, tokeniz
     config = settings("data.val_max_samples=20")
     heldout = open_heldout(config, open_prompts(config), tokenizer)
     greedy = sampling(do_sample=False, n=1)
-    one = validate(groups["rollout"], groups["reward"], heldout, greedy, tokenizer, step=0, num_samples=3)
-    many = validate(
-        groups["rollout"], groups["reward"], heldout, greedy, tokenizer, step=0, batch_size=7, num_samples=9
-    )
+
+    def reward(batch):
+        return steps.reward(groups["reward"], batch, tokenizer)
+
+    one = validate(groups["rollout"], reward, heldout, greedy, step=0, num_samples=3)
+    many = validate(groups["rollout"], reward, heldout, greedy, step=0, batch_size=7, num_samples=9)
     assert one.metrics == many.metrics
     assert one.accuracy == one.metrics["val-core/sort_digits/acc/mean@1"]
     assert (one.accuracy * 20) % 1 == pytest.approx(0, abs=1e-9)
