@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rpcrl.engines.sampling import SamplingSettings
+from rpcrl.engines.sampling_settings import SamplingSettings
 
 __all__ = ["FinishReason", "SampleOutput", "SampleRequest"]
 
