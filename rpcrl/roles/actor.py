@@ -81,12 +81,13 @@ class ActorWorker(LearnerWorker, WeightSender):
         return DataProto.from_dict(tensors={"old_log_probs": log_prob, "entropys": entropy})
 
     @register(Dispatch.DP_COMPUTE_METRIC, uneven="error")
-    def update_actor(self, mini_batch: DataProto) -> dict[str, float]:
-        """Make one optimizer step on a mini-batch; returns this rank's figures.
+    def update_actor(self, batch: DataProto) -> list[dict[str, float]]:
+        """Make one optimizer step a mini-batch and epoch; returns this rank's figures of each.
 
-        meta_info: ``lr``, and the counts of the whole mini-batch (``BatchCounts``), by which the loss is normalised.
+        meta_info: ``lr``, ``num_mini_batches`` (default 1: the batch is one), ``ppo_epochs`` (default 1). This rank's
+        rows of the mini-batches stand one after the other; a loss is normalised by the counts of all ranks' rows.
         """
-        return self._update(mini_batch)
+        return self._update(batch)
 
     def weight_buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Yield the full weights under Hugging Face names (collective), in this process."""

@@ -64,9 +64,9 @@ class CriticWorker(LearnerWorker):
         return DataProto.from_dict(tensors={"values": values})
 
     @register(Dispatch.DP_COMPUTE_METRIC, uneven="error")
-    def update_critic(self, mini_batch: DataProto) -> dict[str, float]:
-        """Make one optimizer step on a mini-batch; returns this rank's figures.
+    def update_critic(self, batch: DataProto) -> list[dict[str, float]]:
+        """Make one optimizer step a mini-batch and epoch; returns this rank's figures of each.
 
-        Reads ``values`` and ``returns``; meta_info: ``lr``.
+        Reads ``values`` and ``returns``; meta_info as that of ``update_actor``.
         """
-        return self._update(mini_batch)
+        return self._update(batch)

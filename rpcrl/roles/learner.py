@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rpcrl.dispatch.mode import Dispatch
 from rpcrl.dispatch.register import register
 from rpcrl.engines.shard_files import describe_files, verify_files
-from rpcrl.errors import CheckpointError
+from rpcrl.errors import BatchError, CheckpointError
 from rpcrl.runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -39,12 +39,22 @@ class LearnerWorker(Worker):
         if self.world_size > 1:
             self.init_process_group()
 
-    def _update(self, mini_batch: DataProto) -> dict[str, float]:
-        """Make one optimizer step on a mini-batch; returns this rank's figures."""
-        figures = self._engine.train_mini_batch(
-            mini_batch, self._loss, **self._pass, lr=float(mini_batch.meta_info["lr"])
-        )
-        return {name: float(value) for name, value in figures.items()}
+    def _update(self, batch: DataProto) -> list[dict[str, float]]:
+        """Make the optimizer steps of a batch, one a mini-batch and epoch; returns this rank's figures of each.
+
+        meta_info: ``lr``; ``num_mini_batches`` (default 1), equal runs of rows in their order; ``ppo_epochs``
+        (default 1). Raises BatchError, with nothing trained, when the rows do not divide into the mini-batches.
+        """
+        facts = batch.meta_info
+        count, epochs, lr = int(facts.get("num_mini_batches", 1)), int(facts.get("ppo_epochs", 1)), float(facts["lr"])
+        if count < 1 or len(batch) % count:
+            raise BatchError(f"rank {self.rank} got {len(batch)} rows, which do not make {count} equal mini-batches")
+        figures: list[dict[str, float]] = []
+        for _ in range(epochs):
+            for mini_batch in batch.chunk(count):
+                made = self._engine.train_mini_batch(mini_batch, self._loss, **self._pass, lr=lr)
+                figures.append({name: float(value) for name, value in made.items()})
+        return figures
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, directory: str) -> dict[str, Any]:

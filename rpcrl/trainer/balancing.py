@@ -10,11 +10,12 @@ import numpy as np
 from rpcrl.algorithms.partition import balanced_order
 from rpcrl.batch.data_proto import DataProto
 from rpcrl.batch.reference import BatchRef
+from rpcrl.errors import BatchError
 
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["balanced", "in_balance", "row_lengths"]
+__all__ = ["balanced", "dealt", "in_balance", "row_lengths"]
 
 Rows = TypeVar("Rows", DataProto, BatchRef)
 
@@ -39,6 +40,27 @@ def balanced(batch: Rows, parts: int, *, column: str = "attention_mask") -> tupl
     """
     order = balanced_order(row_lengths(batch, column), parts)
     return batch.reorder(order), order
+
+
+def dealt(batch: DataProto, ranks: int, *, mini_batch_rows: int, balance: bool) -> DataProto:
+    """Return the rows so ordered that the r-th of ``ranks`` equal runs has rank r's rows of every mini-batch.
+
+    Rows go to mini-batches in the order of ``batch``, and those of one to the ranks in equal runs: in their order, or
+    with ``balance`` so that the ranks have about the same number of tokens. Raises BatchError when a mini-batch's rows
+    do not divide over the ranks.
+    """
+    if mini_batch_rows % ranks:
+        raise BatchError(
+            f"a mini-batch of {mini_batch_rows} samples (ppo_mini_batch_size x rollout.n) does not divide over {ranks} "
+            f"dp ranks; make it a multiple of {ranks}"
+        )
+    if ranks == 1:
+        return batch
+    order = np.arange(len(batch)).reshape(-1, mini_batch_rows)
+    if balance:
+        lengths = np.asarray(row_lengths(batch))
+        order = np.stack([rows[balanced_order(lengths[rows].tolist(), ranks)] for rows in order])
+    return batch.reorder(order.reshape(len(order), ranks, -1).transpose(1, 0, 2).reshape(-1))
 
 
 def in_balance(method: Callable[[DataProto], DataProto], batch: DataProto, ranks: int) -> DataProto:

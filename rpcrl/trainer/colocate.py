@@ -8,7 +8,9 @@ rollout with the new weights: samples are never older than the weights that they
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rpcrl.config.account import all_devices, learners
 from rpcrl.trainer.base import Trainer
@@ -17,6 +19,7 @@ from rpcrl.trainer.metrics import PhaseTimer, data_metrics, log_prob_difference,
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
     from rpcrl.config.run import Optim
+    from rpcrl.runtime.future import Future
 
 __all__ = ["ColocateTrainer"]
 
@@ -25,6 +28,7 @@ class ColocateTrainer(Trainer):
     """One pool without overlap, every estimator: each step samples with the weights that the step before it made."""
 
     mode: ClassVar[str] = "colocate"
+    _sleeping: Future[Any] | None = None
 
     def step(self, step: int, timer: PhaseTimer) -> dict[str, float]:
         """Do one step: B × n samples, B / M × epochs optimizer steps, one weight sync.
@@ -37,14 +41,14 @@ class ColocateTrainer(Trainer):
         if self.groups.critic is not None:
             with timer("update_critic"):
                 metrics.update(self.update_critic(batch, step))
+        described = cache(lambda: self._described(batch, step))
         if step >= self.config.trainer.critic_warmup:
             with timer("update_actor"):
-                metrics.update(self.update_actor(batch, step))
+                metrics.update(self.update_actor(batch, step, meanwhile=described))
         with timer("update_weights"):
             self.sync_weights()
-        step_s = time.perf_counter() - began_s
-        metrics.update(self._figures(batch, timer, step_s))
-        self._write_step_samples(batch, step)
+        metrics.update(described())
+        metrics.update(self._timing(batch, timer, time.perf_counter() - began_s))
         return metrics
 
     def sample(self, step: int, timer: PhaseTimer) -> DataProto:
@@ -53,13 +57,16 @@ class ColocateTrainer(Trainer):
 
         with timer("gen"):
             batch = steps.generate(self.groups.rollout, self.next_prompts(), self.sampling, step=step)
-            self.after_sampling()
+        self.after_sampling()
         return batch
 
     def after_sampling(self) -> None:
-        """Free the rollout's memory for the trainer (``free_cache_engine``)."""
+        """Free the rollout's memory for the trainer (``free_cache_engine``); the driver need not wait for it.
+
+        The processes do it before they compute anything else; ``score`` hears whether it failed.
+        """
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
-            self.groups.rollout.sleep()
+            self._sleeping = self.groups.rollout.sleep.submit()
 
     def score(self, batch: DataProto, timer: PhaseTimer) -> tuple[DataProto, dict[str, float]]:
         """Add rewards, log-probs, values where there is a critic, and advantages."""
@@ -69,6 +76,9 @@ class ColocateTrainer(Trainer):
         metrics: dict[str, float] = {}
         with timer("reward"):
             batch = self.reward(batch)
+            if self._sleeping is not None:
+                self._sleeping.result()
+                self._sleeping = None
         with timer("old_log_prob"):
             batch = steps.old_log_prob(
                 self.groups.actor, batch, recompute=algorithm.recompute_old_log_prob, balance=balance
@@ -99,8 +109,10 @@ class ColocateTrainer(Trainer):
             balance=self.config.trainer.balance_batch,
         )
 
-    def update_actor(self, batch: DataProto, step: int) -> dict[str, float]:
-        """Make the step's optimizer steps."""
+    def update_actor(
+        self, batch: DataProto, step: int, *, meanwhile: Callable[[], object] | None = None
+    ) -> dict[str, float]:
+        """Make the step's optimizer steps; ``meanwhile`` is called while the workers train."""
         from rpcrl.trainer import steps
 
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
@@ -113,6 +125,7 @@ class ColocateTrainer(Trainer):
             temperature=rollout.temperature,
             extra_columns=("ref_log_prob",) if actor.use_kl_loss else (),
             balance=self.config.trainer.balance_batch,
+            meanwhile=meanwhile,
         )
 
     def _rate(self, optim: Optim, step: int) -> float:
@@ -127,21 +140,25 @@ class ColocateTrainer(Trainer):
             kind=optim.lr_scheduler_type,
         )
 
-    def _figures(self, batch: DataProto, timer: PhaseTimer, step_s: float) -> dict[str, float]:
+    def _described(self, batch: DataProto, step: int) -> dict[str, float]:
+        """Return the figures of the samples, write some of them down, and encode the prompts of the next step."""
         data = self.config.data
         metrics = data_metrics(
             batch, max_prompt_length=data.max_prompt_length, max_response_length=data.max_response_length
         )
-        metrics.update(
-            timing_metrics(
-                timer.seconds,
-                step_s=step_s,
-                total_tokens=int(tensors_of(batch)["attention_mask"].sum()),
-                response_tokens=int(tensors_of(batch)["response_mask"].sum()),
-                num_devices=all_devices(self.config),
-            )
-        )
+        self._write_step_samples(batch, step)
+        if step < self.total_steps:
+            self.train.prepare()
         return metrics
+
+    def _timing(self, batch: DataProto, timer: PhaseTimer, step_s: float) -> dict[str, float]:
+        return timing_metrics(
+            timer.seconds,
+            step_s=step_s,
+            total_tokens=int(tensors_of(batch)["attention_mask"].sum()),
+            response_tokens=int(tensors_of(batch)["response_mask"].sum()),
+            num_devices=all_devices(self.config),
+        )
 
     def _write_step_samples(self, batch: DataProto, step: int) -> None:
         from rpcrl.trainer.validation import sample_rows

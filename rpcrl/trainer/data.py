@@ -139,6 +139,7 @@ class PromptLoader:
         self._epoch = 0
         self._batch = 0
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
+        self._prepared: tuple[tuple[int, int], DataProto] | None = None
         if self._rows is not None and len(self._rows) < batch_size:
             raise UsageError(
                 f"{source.name} has {len(self._rows)} usable prompts, fewer than one batch of data.train_batch_size="
@@ -170,15 +171,25 @@ class PromptLoader:
         ``uid`` is ``EPOCH-ROW``: the same in a resumed run, unique in the run, without an underscore. When a row
         cannot be encoded the position stays where it was.
         """
-        positions = range(self._batch * self._batch_size, (self._batch + 1) * self._batch_size)
-        numbers = [self._row_at(position) for position in positions]
-        batch = self._encoder.batch(
-            [self._source.row(number) for number in numbers], [f"{self._epoch}-{number}" for number in numbers]
-        )
+        self.prepare()
+        batch = self._prepared[1] if self._prepared is not None else self._encoded()
+        self._prepared = None
         self._batch += 1
         if self._batch == self.batches_per_epoch:
             self._epoch, self._batch = self._epoch + 1, 0
         return batch
+
+    def prepare(self) -> None:
+        """Encode the next batch ahead, e.g. while workers train; the position stays where it is."""
+        place = (self._epoch, self._batch)
+        if self._prepared is None or self._prepared[0] != place:
+            self._prepared = (place, self._encoded())
+
+    def _encoded(self) -> DataProto:
+        positions = range(self._batch * self._batch_size, (self._batch + 1) * self._batch_size)
+        numbers = [self._row_at(position) for position in positions]
+        rows = [self._source.row(number) for number in numbers]
+        return self._encoder.batch(rows, [f"{self._epoch}-{number}" for number in numbers])
 
     def state(self) -> dict[str, int | str | bool | None]:
         """Return the position as plain JSON, with what it is a position in."""

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 
 from rpcrl.algorithms.advantages import estimate_advantages, get_advantage
-from rpcrl.algorithms.aggregate import BatchCounts
 from rpcrl.algorithms.kl import FixedKl, KlController, kl_in_reward
 from rpcrl.batch.data_proto import DataProto
 from rpcrl.errors import BatchError
-from rpcrl.trainer.balancing import balanced, in_balance
+from rpcrl.trainer.balancing import dealt, in_balance
 from rpcrl.trainer.metrics import reduce_metrics, tensors_of
 
 if TYPE_CHECKING:
@@ -47,6 +46,9 @@ ACTOR_COLUMNS = (
     "response_mask",
 )
 """What a model needs to give the responses their log-probs or values."""
+
+REWARD_COLUMNS = ("response_text", "data_source", "ground_truth", "extra_info", "finish_reason")
+"""What a reward function is told; nothing else is sent."""
 
 
 class TextDecoder(Protocol):
@@ -140,6 +142,12 @@ def reward(
     columns = {**batch.non_tensor_batch, "response_text": texts}
     request = DataProto(batch=None, non_tensor_batch=columns, meta_info={})
     scored = _scores_of(workers, model, request, model_weight)
+    taken = sorted(set(scored) & set(columns))
+    if taken:
+        raise BatchError(
+            f"the reward function returned the field {', '.join(map(repr, taken))}, which is a column of the batch "
+            "already; give the field another name"
+        )
     scores = torch.tensor([float(value) for value in scored["score"]], dtype=torch.float32)
     mask = tensors_of(batch)["response_mask"]
     token_scores = torch.zeros(mask.shape, dtype=torch.float32)
@@ -158,10 +166,9 @@ def _scores_of(workers: Any | None, model: Any | None, request: DataProto, model
     if model is None:
         if workers is None:
             raise BatchError("there are neither reward workers nor a reward model to score these responses")
-        return dict(workers.compute_reward(request).non_tensor_batch)
-    reads = ("raw_prompt", "response_text")
-    pending = model.compute_rm_score.submit(request.select(non_tensor_batch_keys=list(reads)))
-    scored = {} if workers is None else dict(workers.compute_reward(request).non_tensor_batch)
+        return dict(workers.compute_reward(_told(request, REWARD_COLUMNS)).non_tensor_batch)
+    pending = model.compute_rm_score.submit(_told(request, ("raw_prompt", "response_text")))
+    scored = {} if workers is None else dict(workers.compute_reward(_told(request, REWARD_COLUMNS)).non_tensor_batch)
     rm_score = pending.result().non_tensor_batch["rm_score"]
     if "score" in scored:
         both = zip(scored["score"], rm_score, strict=True)
@@ -169,6 +176,11 @@ def _scores_of(workers: Any | None, model: Any | None, request: DataProto, model
     else:
         score = [float(value) for value in rm_score]
     return {**scored, "score": _object_array(score), "rm_score": rm_score}
+
+
+def _told(request: DataProto, names: Sequence[str]) -> DataProto:
+    """Return the columns that the scorer of a batch reads, of those that are there."""
+    return request.select(non_tensor_batch_keys=[name for name in names if name in request.non_tensor_batch])
 
 
 def _scored(method: Any, ranks: int, batch: DataProto, *, balance: bool) -> DataProto:
@@ -244,7 +256,14 @@ def advantage(
 
 
 def update_critic(
-    critic: Any, batch: DataProto, *, mini_batch_rows: int, epochs: int, lr: float, balance: bool = False
+    critic: Any,
+    batch: DataProto,
+    *,
+    mini_batch_rows: int,
+    epochs: int,
+    lr: float,
+    balance: bool = False,
+    meanwhile: Callable[[], object] | None = None,
 ) -> dict[str, float]:
     """Make ``len(batch) / mini_batch_rows × epochs`` optimizer steps of the critic; returns ``critic/*`` figures.
 
@@ -260,6 +279,7 @@ def update_critic(
         mini_batch_rows=mini_batch_rows,
         epochs=epochs,
         balance=balance,
+        meanwhile=meanwhile,
     )
     return _update_metrics("critic", parts)
 
@@ -274,12 +294,15 @@ def update_actor(
     temperature: float,
     extra_columns: Sequence[str] = (),
     balance: bool = False,
+    meanwhile: Callable[[], object] | None = None,
 ) -> dict[str, float]:
     """Make ``len(batch) / mini_batch_rows × epochs`` optimizer steps; returns ``actor/*`` figures.
 
+    ``meanwhile`` is called while the workers train: what the driver has to do then costs the step no time.
+
     Rows go to mini-batches in their order, so which rows make a mini-batch depends neither on the number of ranks nor
-    on micro-batches; each mini-batch carries its own counts, so its loss does not either.
-    Raises BatchError when the rows do not divide into mini-batches of that size.
+    on micro-batches; each is normalised by its own counts, so its loss does not either.
+    Raises BatchError when the rows do not divide into mini-batches of that size, or these over the ranks.
     """
     columns = [*ACTOR_COLUMNS, "old_log_probs", "advantages", *extra_columns]
     meta = {"lr": lr, "temperature": temperature}
@@ -292,12 +315,13 @@ def update_actor(
         mini_batch_rows=mini_batch_rows,
         epochs=epochs,
         balance=balance,
+        meanwhile=meanwhile,
     )
     return _update_metrics("actor", parts)
 
 
 def _updates(
-    update: Callable[[DataProto], list[Mapping[str, float]]],
+    update: Any,
     world_size: int,
     batch: DataProto,
     columns: list[str],
@@ -306,22 +330,26 @@ def _updates(
     mini_batch_rows: int,
     epochs: int,
     balance: bool,
+    meanwhile: Callable[[], object] | None,
 ) -> list[dict[str, float]]:
-    """Call ``update`` with each mini-batch, in order, ``epochs`` times over; returns the figures of each."""
+    """Have all mini-batches of a step trained, in one call; returns the figures of each, in order."""
     if len(batch) % mini_batch_rows:
         raise BatchError(
             f"{len(batch)} samples do not divide into mini-batches of {mini_batch_rows} (ppo_mini_batch_size x "
             "rollout.n); make train_batch_size a multiple of ppo_mini_batch_size"
         )
     rows = batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[])
-    parts = []
-    for _ in range(epochs):
-        for part in rows.split(mini_batch_rows):
-            mini = balanced(part, world_size)[0] if balance else part
-            counts = BatchCounts.of(tensors_of(mini)["response_mask"], dp_size=world_size)
-            request = DataProto(batch=mini.batch, non_tensor_batch={}, meta_info={**counts.as_meta_info(), **meta})
-            parts.append(reduce_metrics(update(request)))
-    return parts
+    rows = dealt(rows, world_size, mini_batch_rows=mini_batch_rows, balance=balance)
+    facts = {**meta, "num_mini_batches": len(batch) // mini_batch_rows, "ppo_epochs": epochs}
+    request = DataProto(batch=rows.batch, non_tensor_batch={}, meta_info=facts)
+    per_rank: list[list[Mapping[str, float]]]
+    if meanwhile is None:
+        per_rank = update(request)
+    else:
+        running = update.submit(request)
+        meanwhile()
+        per_rank = running.result()
+    return [reduce_metrics(of_all_ranks) for of_all_ranks in zip(*per_rank, strict=True)]
 
 
 def _update_metrics(name: str, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

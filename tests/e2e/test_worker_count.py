@@ -22,7 +22,7 @@ JOB = ("trainer.total_training_steps=1", f"actor.entropy_coeff={ENTROPY_COEFF}")
 class Recording(ColocateTrainer):
     """Keeps the batch of the first step and the figures of each of its optimizer steps."""
 
-    def update_actor(self, batch, step):
+    def update_actor(self, batch, step, meanwhile=None):
         self.batch = batch
         self.updates = []
         group = self.groups.actor
@@ -30,9 +30,9 @@ class Recording(ColocateTrainer):
         class Spy:
             world_size = group.world_size
 
-            def update_actor(_, mini_batch):
-                per_rank = group.update_actor(mini_batch)
-                self.updates.append(per_rank)
+            def update_actor(_, batch):
+                per_rank = group.update_actor(batch)
+                self.updates.extend(zip(*per_rank, strict=True))
                 return per_rank
 
         actor = self.config.actor_rollout_ref.actor

@@ -46,7 +46,7 @@ def test_it_learns_the_returns_and_starts_from_nothing():
     with local_groups({"critic": critic_class(Critic(cliprange_value=5.0))}) as groups:
         critic = groups["critic"]
         assert not values(critic).any()
-        losses = [critic.update_critic(batch(0))[0]["vf_loss"] for _ in range(60)]
+        losses = [critic.update_critic(batch(0))[0][0]["vf_loss"] for _ in range(60)]
         assert losses[0] == pytest.approx(float(batch(0).batch["returns"].square().mean() / 2), rel=1e-5)
         assert losses[-1] < 0.2 * losses[0]
         assert float((values(critic) - batch(0).batch["returns"]).abs().mean()) < 0.2
@@ -55,7 +55,7 @@ def test_it_learns_the_returns_and_starts_from_nothing():
 def test_a_value_moves_no_further_than_the_range():
     with local_groups({"critic": critic_class(Critic(cliprange_value=0.05))}) as groups:
         for _ in range(60):
-            figures = groups["critic"].update_critic(batch(0))[0]
+            figures = groups["critic"].update_critic(batch(0))[0][0]
         assert figures["vf_clipfrac"] > 0.5
         assert float(values(groups["critic"]).abs().mean()) < 0.2, "the returns' mean is 0.5"
 
@@ -65,7 +65,7 @@ def test_the_loss_is_aggregated_as_the_actors_unless_it_says_otherwise(own, acto
     with local_groups(
         {"critic": critic_class(Critic(loss_agg_mode=own), policy=ActorRolloutRef(actor=Actor(loss_agg_mode=actors)))}
     ) as groups:
-        loss = groups["critic"].update_critic(batch(0))[0]["vf_loss"]
+        loss = groups["critic"].update_critic(batch(0))[0][0]["vf_loss"]
     assert loss == pytest.approx(used * float(batch(0).batch["returns"].square().mean() / 2), rel=1e-5)
 
 
@@ -82,7 +82,7 @@ def test_micro_batches_change_nothing():
         ),
     ):
         with local_groups({"critic": critic_class(config)}) as groups:
-            made = [groups["critic"].update_critic(batch(seed))[0] for seed in (0, 1)]
+            made = [groups["critic"].update_critic(batch(seed))[0][0] for seed in (0, 1)]
             figures.append((made, values(groups["critic"])))
     for made, found in figures[1:]:
         for mine, theirs in zip(figures[0][0], made, strict=True):

@@ -6,7 +6,7 @@ import torch
 from rpcrl.algorithms.aggregate import BatchCounts
 from rpcrl.batch.data_proto import DataProto
 from rpcrl.config.run import Actor, ActorRolloutRef, Rollout
-from rpcrl.errors import CheckpointError, UsageError
+from rpcrl.errors import BatchError, CheckpointError, UsageError
 from rpcrl.roles.actor import ActorWorker, actor_loss
 from rpcrl.roles.rollout import RolloutWorker
 from rpcrl.tasks.sort_digits import base_checkpoint
@@ -43,7 +43,7 @@ def mini_batch(seed, rows=4):
 
 
 def train(actor, seeds):
-    return [actor.update_actor(mini_batch(seed))[0] for seed in seeds]
+    return [actor.update_actor(mini_batch(seed))[0][0] for seed in seeds]
 
 
 def weights(actor):
@@ -68,6 +68,25 @@ def test_the_loss_takes_every_setting():
     assert loss.settings.loss_agg_mode == "token-sum"
     assert (loss.entropy_coeff, loss.use_kl_loss, loss.kl_loss_coef, loss.kl_loss_type) == (0.01, True, 0.5, "abs")
     assert actor_loss(Actor(clip_ratio=0.3)).settings.high == 0.3
+
+
+def test_one_call_makes_the_optimizer_steps_that_a_call_for_each_mini_batch_makes():
+    rows = mini_batch(1, rows=8)
+    with local_groups({"actor": actor_class()}) as groups:
+        apart = [
+            groups["actor"].update_actor(DataProto(part.batch, {}, {"lr": 1e-3}))[0][0]
+            for part in [*rows.split(4), *rows.split(4)]
+        ]
+        expected = weights(groups["actor"])
+    request = DataProto(rows.batch, {}, {"lr": 1e-3, "num_mini_batches": 2, "ppo_epochs": 2})
+    with local_groups({"actor": actor_class()}) as groups:
+        (together,) = groups["actor"].update_actor(request)
+        assert together == apart
+        for name, tensor in weights(groups["actor"]).items():
+            assert torch.equal(tensor, expected[name]), name
+        request.meta_info["num_mini_batches"] = 3
+        with pytest.raises(BatchError, match="rank 0 got 8 rows, which do not make 3 equal mini-batches"):
+            groups["actor"].update_actor(request)
 
 
 def test_micro_batches_do_not_change_the_update():

@@ -1,11 +1,13 @@
 """Balanced rows: on a batch, on a reference that never fetches the rest, and through a method that answers by row."""
 
 import numpy as np
+import pytest
 import torch
 
 from rpcrl.batch.data_proto import DataProto
 from rpcrl.batch.reference import BatchRef
-from rpcrl.trainer.balancing import balanced, in_balance, row_lengths
+from rpcrl.errors import BatchError
+from rpcrl.trainer.balancing import balanced, dealt, in_balance, row_lengths
 
 LENGTHS = [8, 8, 8, 7, 2, 1, 1, 1]
 
@@ -63,3 +65,23 @@ def test_rows_that_do_not_divide_stay():
     rows, order = balanced(batch(), 3)
     assert order == list(range(8))
     assert torch.equal(rows.batch["row"], torch.arange(8))
+
+
+def test_a_ranks_run_has_its_rows_of_every_mini_batch_in_their_order():
+    rows = dealt(batch(), 2, mini_batch_rows=4, balance=False).batch["row"].tolist()
+    assert rows == [0, 1, 4, 5, 2, 3, 6, 7], "rank 0 has half of 0-3 and half of 4-7"
+    assert dealt(batch(), 1, mini_batch_rows=4, balance=True).batch["row"].tolist() == list(range(8))
+
+
+def test_balance_moves_rows_between_the_ranks_and_never_between_mini_batches():
+    rows = dealt(batch(), 2, mini_batch_rows=4, balance=True)
+    order, lengths = rows.batch["row"].tolist(), rows.batch["length"].tolist()
+    assert sorted(order[0:2] + order[4:6]) == [0, 1, 2, 3]
+    assert sorted(order[2:4] + order[6:8]) == [4, 5, 6, 7]
+    assert (sum(lengths[0:2]), sum(lengths[4:6])) in ((16, 15), (15, 16))
+    assert sorted((sum(lengths[2:4]), sum(lengths[6:8]))) == [2, 3]
+
+
+def test_a_mini_batch_that_the_ranks_cannot_share_is_an_error():
+    with pytest.raises(BatchError, match=r"a mini-batch of 4 samples .* does not divide over 3 dp ranks"):
+        dealt(batch(), 3, mini_batch_rows=4, balance=False)

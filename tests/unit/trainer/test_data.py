@@ -259,6 +259,23 @@ def test_a_resumed_loader_goes_on_as_the_uninterrupted_one(
         assert resumed.non_tensor_batch["uid"].tolist() == batch.non_tensor_batch["uid"].tolist()
 
 
+def test_a_batch_that_was_prepared_ahead_is_the_one_that_comes_and_moves_nothing(
+    write: Write, encoder: PromptEncoder
+) -> None:
+    source = train_source(write(rows(7)), seed=2)
+    plain, ahead = (PromptLoader(source, encoder, batch_size=3, seed=2) for _ in range(2))
+    for _ in range(5):
+        before = ahead.state()
+        ahead.prepare()
+        ahead.prepare()
+        assert ahead.state() == before == plain.state()
+        assert truths(ahead, 1) == truths(plain, 1)
+    ahead.prepare()
+    ahead.load_state(before)
+    plain.load_state(before)
+    assert truths(ahead, 1) == truths(plain, 1), "what was prepared belongs to another place"
+
+
 def test_a_position_in_something_else_is_refused(write: Write, encoder: PromptEncoder) -> None:
     source = train_source(write(rows(9)), seed=0)
     loader = PromptLoader(source, encoder, batch_size=4, seed=0)

@@ -224,6 +224,52 @@ def test_updates_move_the_policy_and_the_rollout_follows_only_after_a_sync(group
     assert torch.allclose(trained.batch["old_log_probs"], synced.batch["rollout_log_probs"], atol=1e-5)
 
 
+def test_the_driver_works_while_the_workers_train(groups, prompts, tokenizer, config):
+    heard = []
+
+    class Running:
+        def __init__(self, figures):
+            self.figures = figures
+
+        def result(self):
+            heard.append("asked")
+            return self.figures
+
+    class Update:
+        def submit(self, request):
+            heard.append("sent")
+            return Running(groups["actor"].update_actor(request))
+
+    class Actor:
+        world_size = 1
+        update_actor = Update()
+
+    batch = scored(groups, prompts, tokenizer, config)
+    settings = {"mini_batch_rows": 2 * N, "epochs": 1, "lr": 1e-3, "temperature": 1.0}
+    settings["extra_columns"] = ("ref_log_prob",)
+    metrics = steps.update_actor(Actor(), batch, **settings, meanwhile=lambda: heard.append("meanwhile"))
+    assert heard == ["sent", "meanwhile", "asked"]
+    assert metrics["actor/num_updates"] == 2
+
+
+def test_a_reward_worker_gets_what_it_reads_and_gives_no_column_that_is_there(groups, prompts, tokenizer):
+    seen = {}
+
+    class Workers:
+        def compute_reward(self, request):
+            seen.update(request.non_tensor_batch)
+            scored = groups["reward"].compute_reward(request)
+            return DataProto.from_dict(non_tensors={**scored.non_tensor_batch, **more})
+
+    batch = steps.generate(groups["rollout"], prompts, sampling(), step=1)
+    more = {}
+    steps.reward(Workers(), batch, tokenizer)
+    assert set(seen) == {"data_source", "ground_truth", "extra_info", "finish_reason", "response_text"}
+    more = {"uid": ["mine"] * len(batch)}
+    with pytest.raises(BatchError, match="returned the field 'uid', which is a column of the batch already"):
+        steps.reward(Workers(), batch, tokenizer)
+
+
 def test_rows_that_do_not_divide_into_mini_batches_are_refused(groups, prompts, tokenizer, config):
     batch = scored(groups, prompts, tokenizer, config)
     with pytest.raises(BatchError, match="16 samples do not divide into mini-batches of 12"):
