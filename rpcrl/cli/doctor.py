@@ -11,10 +11,12 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import click
+
+from rpcrl.cli.finding import Finding
 
 __all__ = ["Finding", "doctor"]
 
@@ -25,26 +27,16 @@ SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
-
-    status: str
-    """``ok``, ``note`` (works, but worth knowing) or ``fail``."""
-    what: str
-    text: str
-    remedy: str = ""
-
-
 @click.command()
 @click.option(
     "--clean", is_flag=True, help="End the processes and remove the directories of runs whose driver is dead."
 )
+@click.option("--vllm", is_flag=True, help="Start vLLM on the shipped model and sample with it (about 10 s).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list of findings.")
 @click.pass_context
-def doctor(context: click.Context, /, *, clean: bool, as_json: bool) -> None:
+def doctor(context: click.Context, /, *, clean: bool, vllm: bool, as_json: bool) -> None:
     """Check versions, devices, memory and ports; find leftovers of dead runs, and tell what listens where."""
-    findings = list(examine(clean=clean))
+    findings = list(examine(clean=clean, vllm=vllm))
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -56,7 +48,7 @@ def doctor(context: click.Context, /, *, clean: bool, as_json: bool) -> None:
         context.exit(EXIT_FAILED)
 
 
-def examine(*, clean: bool = False) -> Iterator[Finding]:
+def examine(*, clean: bool = False, vllm: bool = False) -> Iterator[Finding]:
     """Yield every finding; a check that itself fails is a finding too."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         _python,
@@ -68,6 +60,7 @@ def examine(*, clean: bool = False) -> Iterator[Finding]:
         _sockets,
         _ports,
         lambda: _runs(clean=clean),
+        *((_vllm,) if vllm else ()),
     )
     for check in checks:
         try:
@@ -93,6 +86,12 @@ def _torch() -> Iterator[Finding]:
             yield Finding("ok", package, metadata.version(package))
         except metadata.PackageNotFoundError:
             yield Finding("fail", package, "is not installed", f"pip install {package}")
+
+
+def _vllm() -> Iterator[Finding]:
+    from rpcrl.cli.doctor_vllm import examine_vllm
+
+    yield from examine_vllm()
 
 
 def _zeromq() -> Iterator[Finding]:

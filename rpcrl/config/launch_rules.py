@@ -12,6 +12,7 @@ from rpcrl.config.account import replica_devices, rollout_devices
 from rpcrl.config.keys import settings, short_key
 from rpcrl.config.rule import BACKEND, ROLLOUT
 from rpcrl.config.run import RunConfig
+from rpcrl.config.vllm_rules import vllm_checks
 from rpcrl.errors import Violation
 
 __all__ = ["IDLE", "RUN_MODES", "resume_checks", "version_checks"]
@@ -61,7 +62,7 @@ RUN_MODES = ("colocate", "separate")
 
 def version_checks(config: RunConfig) -> list[Violation]:
     """Return what this version accounts but does not run."""
-    rules = (_modes, _nodes, _engines, _transports, _idle)
+    rules = (_modes, _nodes, _engines, vllm_checks, _transports, _idle)
     return [violation for rule in rules for violation in rule(config)]
 
 
@@ -105,11 +106,14 @@ def _transports(config: RunConfig) -> Iterator[Violation]:
 
 def _engines(config: RunConfig) -> Iterator[Violation]:
     rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "vllm":
+        return
     if rollout.name != "torch":
         yield Violation(
             f"{ROLLOUT}.name",
-            f"this version samples with the engine torch; {rollout.name} is accounted by `rpcrl plan` and not run",
-            ("set rollout.name=torch",),
+            f"this version samples with the engines torch and vllm; {rollout.name} is accounted by `rpcrl plan` and "
+            "not run",
+            ("set rollout.name=torch", "or set rollout.name=vllm"),
         )
         return
     for name in _PARALLEL:

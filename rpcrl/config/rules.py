@@ -38,6 +38,7 @@ from rpcrl.config.rule import (
 )
 from rpcrl.config.run import BUILT_IN_TASK, GSM8K_PREFIX, PROMPT_SUFFIXES, RunConfig
 from rpcrl.config.token_rules import TOKEN_RULES
+from rpcrl.config.vllm_rules import VLLM_RULES
 from rpcrl.errors import Violation
 
 __all__ = ["BACKENDS", "check"]
@@ -52,7 +53,7 @@ _rule = _RULES.rule
 def check(config: RunConfig, *, unread: Collection[str] = ()) -> list[Violation]:
     """Return every broken rule; rules that read a setting of ``unread`` are skipped."""
     found: list[Violation] = []
-    for reads, rule in (*_RULES, *ALGORITHM_RULES, *CRITIC_RULES, *TOKEN_RULES):
+    for reads, rule in (*_RULES, *ALGORITHM_RULES, *CRITIC_RULES, *TOKEN_RULES, *VLLM_RULES):
         if not any(key in unread for key in reads):
             found.extend(rule(config))
     return found

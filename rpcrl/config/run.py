@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from rpcrl.config.reward import Reward, RewardModel
+from rpcrl.config.rollout_settings import CheckpointEngine, Rollout, ValKwargs
 from rpcrl.config.section import Betas, Count, CountOrZero, NotNegative, Positive, Section, Text
 from rpcrl.config.section import setting as _setting
 
@@ -172,62 +173,6 @@ class Ref(Section):
     log_prob_max_token_len_per_gpu: Count | None = _setting(
         None, "Tokens per forward pass of one rank; null takes actor.ppo_max_token_len_per_gpu"
     )
-
-
-class ValKwargs(Section):
-    """Sampling on held-out prompts."""
-
-    do_sample: bool = _setting(False, "Sample; false is greedy")
-    temperature: NotNegative = _setting(0.0, "Temperature when do_sample is true")
-    top_k: int = _setting(-1, "Keep the k likeliest tokens; -1 keeps all")
-    top_p: Annotated[float, Field(gt=0, le=1)] = _setting(1.0, "Keep the likeliest tokens up to this probability")
-    n: Count = _setting(1, "Responses per held-out prompt")
-
-
-class CheckpointEngine(Section):
-    """How weights get from the trainer to the rollout."""
-
-    backend: Text = _setting(
-        "naive",
-        "naive (in place, one pool), broadcast or nccl (torch.distributed over two pools), or a channel of yours: "
-        "module:Class or file.py:Class; broadcast if unset in separate",
-    )
-    update_weights_bucket_megabytes: Count = _setting(256, "Weights moved at once, MiB")
-    update_weights_timeout_s: Positive = _setting(
-        30.0, "Separate modes: how long ranks wait for one another in each part of a weight sync, s"
-    )
-
-
-class Rollout(Section):
-    """Sampling: the engine, its replicas, and its own pool in the separate modes."""
-
-    name: Literal["torch", "vllm", "sglang"] = _setting("torch", "Rollout engine")
-    n: Count = _setting(8, "Samples per prompt")
-    temperature: Positive = _setting(1.0, "Sampling temperature in training")
-    top_k: int = _setting(-1, "Keep the k likeliest tokens; -1 keeps all")
-    top_p: Annotated[float, Field(gt=0, le=1)] = _setting(1.0, "Keep the likeliest tokens up to this probability")
-    tensor_model_parallel_size: Count = _setting(1, "TP, devices that share each layer of a replica")
-    data_parallel_size: Count = _setting(1, "DP inside one replica, devices")
-    pipeline_model_parallel_size: Count = _setting(1, "PP, stages of a replica")
-    nnodes: CountOrZero = _setting(
-        0, "Nodes of the rollout's own pool; 0 in the colocate modes, 1 if unset in separate"
-    )
-    n_gpus_per_node: CountOrZero = _setting(0, "Devices per node of the rollout's own pool; 1 if unset in separate")
-    calculate_log_probs: bool = _setting(True, "Return the log-prob of each sampled token")
-    free_cache_engine: bool = _setting(
-        True, "Free the rollout's weights and cache while the trainer works; colocate modes"
-    )
-    log_prob_micro_batch_size_per_gpu: Count | None = _setting(
-        None, "Samples per forward pass when log-probs are recomputed; null takes all of the rank's"
-    )
-    log_prob_use_dynamic_bsz: bool | None = _setting(
-        None, "Cut by tokens when log-probs are recomputed; null takes actor.use_dynamic_bsz"
-    )
-    log_prob_max_token_len_per_gpu: Count | None = _setting(
-        None, "Tokens per forward pass then; null takes actor.ppo_max_token_len_per_gpu"
-    )
-    val_kwargs: ValKwargs = ValKwargs()
-    checkpoint_engine: CheckpointEngine = CheckpointEngine()
 
 
 class ActorRolloutRef(Section):

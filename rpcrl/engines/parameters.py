@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,21 +65,31 @@ class ParameterStore:
         by an update that failed.
         """
         changed = False
-        missing = dict(self._unique)
         try:
-            for bucket in self._checked_ahead(buckets):
-                named = list(bucket)
-                self._check({name: tensor.shape for name, tensor in named})
+            for named in self.checked(buckets):
                 changed = True
                 with torch.no_grad():
                     for name, tensor in named:
                         self._by_name[name].copy_(tensor)
-                        missing.pop(id(self._by_name[name]), None)
-            self._refuse_missing(missing)
         except BaseException:
             self.torn = self.torn or changed
             raise
         self.torn = False
+
+    def checked(self, buckets: Iterable[NamedTensors]) -> Iterator[list[tuple[str, Tensor]]]:
+        """Yield the buckets, each checked before it is given out; all parameters must come.
+
+        Raises UsageError naming what is unknown, misshapen or missing: before the first bucket if ``buckets`` is a
+        list, else where it comes up, and for what is missing at the end.
+        """
+        missing = dict(self._unique)
+        for bucket in self._checked_ahead(buckets):
+            named = list(bucket)
+            self._check({name: tensor.shape for name, tensor in named})
+            yield named
+            for name, _ in named:
+                missing.pop(id(self._by_name[name]), None)
+        self._refuse_missing(missing)
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Raise UsageError naming what is unknown, misshapen or missing among weights of these names and shapes."""

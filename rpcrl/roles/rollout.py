@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rpcrl.dispatch.mode import Dispatch
 from rpcrl.dispatch.register import register
-from rpcrl.errors import UsageError
 from rpcrl.roles.weight_sync import WeightReceiver
 
 if TYPE_CHECKING:
@@ -45,14 +44,9 @@ class RolloutWorker(WeightReceiver):
         self._pad_token_id: int | None = None
 
     def _open_engine(self, config: ActorRolloutRef, *, model_path: str, device: str, threads: int) -> RolloutEngine:
-        if config.rollout.name != "torch":
-            raise UsageError(f"rollout.name={config.rollout.name!r}: this version has the engine 'torch' only")
-        from rpcrl.engines.torch_rollout import TorchRolloutEngine
+        from rpcrl.roles.rollout_engine import open_rollout_engine
 
-        # the weights come from the actor before the first sample: a rollout that misses them refuses to sample
-        return TorchRolloutEngine(
-            model_path, dtype=config.model.dtype, device=device, threads=threads, load_weights=False
-        )
+        return open_rollout_engine(config, model_path=model_path, device=device, threads=threads)
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:

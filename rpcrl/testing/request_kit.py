@@ -17,7 +17,6 @@ from rpcrl.engines.base import RolloutEngine
 from rpcrl.engines.requests import SampleOutput, SampleRequest
 from rpcrl.engines.sampling import SamplingSettings
 from rpcrl.testing.engine_kit import (
-    LOG_PROB_TOLERANCE,
     RolloutHarness,
     make_prompts,
     named_weights,
@@ -72,6 +71,11 @@ def tokens_of(outputs: Mapping[str, SampleOutput]) -> dict[str, list[int]]:
     return {name: list(output.token_ids) for name, output in outputs.items()}
 
 
+def resumable_prompts(harness: RolloutHarness, groups: int, n: int) -> DataProto:
+    """Return prompts whose responses are the same whether or not they are interrupted."""
+    return make_prompts(groups, n) if harness.resumes_noise else make_prompts(groups, n, do_sample=False)
+
+
 def batch_tokens(engine: RolloutEngine, prompts: DataProto) -> dict[str, list[int]]:
     """Return what ``generate`` samples, by request id."""
     output = engine.generate(prompts)
@@ -97,7 +101,7 @@ def check_equal_the_batch(harness: RolloutHarness) -> None:
             require(list(output.versions) == [0] * len(row.response), "each token has the version")
             expected = columns_of(batch)["rollout_log_probs"][index, : len(row.response)]
             gap = float((torch.tensor(list(output.log_probs)) - expected).abs().max())
-            require(gap < LOG_PROB_TOLERANCE, f"log-probs with {meta} are {gap} off")
+            require(gap < harness.tolerance, f"log-probs with {meta} are {gap} off")
 
 
 def check_arrivals(harness: RolloutHarness) -> None:
@@ -140,7 +144,7 @@ def check_settings(harness: RolloutHarness) -> None:
 def check_abort(harness: RolloutHarness) -> None:
     """An aborted request gives what it has; ``resumed``, it ends as if nothing had happened, on any engine."""
     engine = harness.make(harness.folder)
-    prompts = make_prompts(groups=5, n=2)
+    prompts = resumable_prompts(harness, groups=5, n=2)
     expected, requests = batch_tokens(engine, prompts), requests_like(prompts)
     engine.add(requests)
     done = [output for _ in range(2) for output in engine.step()]
@@ -182,14 +186,14 @@ def check_new_weights(harness: RolloutHarness) -> None:
         mixed += 0 < before < len(versions)
         exact = torch.cat([old.log_probs(row)[:before], new.log_probs(row)[before:]]).detach()
         gap = float((torch.tensor(list(output.log_probs)).double() - exact).abs().max())
-        require(gap < LOG_PROB_TOLERANCE, f"a log-prob is {gap} off that of its token's version: kept keys and values?")
+        require(gap < harness.tolerance, f"a log-prob is {gap} off that of its token's version: kept keys and values?")
     require(mixed > 0, "the check must see a response of two versions")
 
 
 def check_sleep_between_steps(harness: RolloutHarness) -> None:
     """Requests outlast a sleep: a step then is refused, and later they end as they would have."""
     engine = harness.make(harness.folder)
-    prompts = make_prompts()
+    prompts = resumable_prompts(harness, groups=5, n=3)
     expected = batch_tokens(engine, prompts)
     engine.add(requests_like(prompts))
     done = engine.step()

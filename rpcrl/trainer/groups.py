@@ -21,7 +21,7 @@ from rpcrl.env import THREAD_VARIABLES
 from rpcrl.topology import ResourcePool, ResourcePoolManager
 
 if TYPE_CHECKING:
-    from rpcrl.config.run import ActorRolloutRef, RunConfig
+    from rpcrl.config.run import ActorRolloutRef, Data, RunConfig
     from rpcrl.roles.critic import CriticWorker
     from rpcrl.roles.pool_sync import WeightSync
     from rpcrl.roles.reward_model import RewardModelWorker
@@ -82,6 +82,14 @@ def _portable(roles: ActorRolloutRef) -> ActorRolloutRef:
     chosen = roles.actor.policy_loss
     chosen = chosen.model_copy(update={"loss_mode": POLICY_LOSSES.portable(chosen.loss_mode)})
     return roles.model_copy(update={"actor": roles.actor.model_copy(update={"policy_loss": chosen})})
+
+
+def _with_lengths(roles: ActorRolloutRef, data: Data) -> ActorRolloutRef:
+    """Fill in how long a sequence may get, where the setting leaves that to the lengths of the data."""
+    if roles.rollout.max_model_len is not None:
+        return roles
+    longest = data.max_prompt_length + data.max_response_length
+    return roles.model_copy(update={"rollout": roles.rollout.model_copy(update={"max_model_len": longest})})
 
 
 class GroupStart:
@@ -185,7 +193,8 @@ class GroupStart:
         from rpcrl.roles.rollout import RolloutWorker
         from rpcrl.runtime.worker_group import ClassWithInitArgs
 
-        return ClassWithInitArgs(RolloutWorker, _portable(self._config.actor_rollout_ref), **self._common())
+        roles = _with_lengths(_portable(self._config.actor_rollout_ref), self._config.data)
+        return ClassWithInitArgs(RolloutWorker, roles, **self._common())
 
     def _start_rollout(self) -> Any:
         from rpcrl.runtime.worker_group import WorkerGroup

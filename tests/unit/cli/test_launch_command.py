@@ -23,7 +23,7 @@ FLAGS = {
         "--mode", "--config", "--run-dir", "--resume", "--seed", "--dry-run", "--generate-only", "--eval-only",
         "--console", "--debug",
     ],
-    "doctor": ["--clean", "--json"],
+    "doctor": ["--clean", "--vllm", "--json"],
     "logs": ["--rank", "--role", "--tail", "--follow"],
     "bench dispatch": [
         "--workers", "--mib", "--cases", "--transport", "--rivals", "--rival-python", "--rivals-dir", "--rounds",

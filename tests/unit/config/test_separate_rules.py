@@ -108,7 +108,7 @@ def test_two_nccl_ranks_never_share_a_device(monkeypatch: pytest.MonkeyPatch) ->
     [
         ("rollout.nnodes=2", "2 nodes of the rollout are accounted"),
         ("rollout.free_cache_engine=false", "in mode separate they share none"),
-        ("rollout.name=vllm", "this version samples with the engine torch"),
+        ("rollout.name=sglang", "this version samples with the engines torch and vllm"),
     ],
 )
 def test_what_this_version_does_not_run_in_mode_separate_is_refused(setting: str, part: str) -> None:

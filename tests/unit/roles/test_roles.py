@@ -173,6 +173,6 @@ def test_a_rollout_samples_nothing_before_it_has_weights():
 
 
 def test_an_engine_that_is_not_here_is_refused():
-    config = ActorRolloutRef(rollout=Rollout(name="vllm"))
-    with pytest.raises(UsageError, match=r"rollout\.name='vllm'"), local_groups({"rollout": rollout_class(config)}):
+    config = ActorRolloutRef(rollout=Rollout(name="sglang"))
+    with pytest.raises(UsageError, match=r"rollout\.name='sglang'"), local_groups({"rollout": rollout_class(config)}):
         pass
