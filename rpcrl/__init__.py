@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from rpcrl.version import __version__
 
 __all__ = [
+    "AgentLoop",
+    "AgentLoopOutput",
     "BatchRef",
     "ClassWithInitArgs",
     "Controller",
@@ -26,6 +28,7 @@ __all__ = [
     "mesh",
     "register",
     "register_advantage",
+    "register_agent_loop",
     "register_codec",
     "register_dispatch_mode",
     "register_policy_loss",
@@ -34,8 +37,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from rpcrl.agents.loop import AgentLoop, AgentLoopOutput
     from rpcrl.batch.data_proto import DataProto
-    from rpcrl.config.registry import register_advantage, register_policy_loss
+    from rpcrl.config.registry import register_advantage, register_agent_loop, register_policy_loss
     from rpcrl.dispatch.mode import Dispatch, Execute, mesh, register_dispatch_mode, update_dispatch_mode
     from rpcrl.dispatch.register import register
     from rpcrl.runtime.controller import Controller
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
 else:
     # In the else branch, so that a type checker still refuses a misspelt name.
     _HOMES = {
+        "AgentLoop": "rpcrl.agents.loop",
+        "AgentLoopOutput": "rpcrl.agents.loop",
         "BatchRef": "rpcrl.runtime.references",
         "ClassWithInitArgs": "rpcrl.runtime.worker_group",
         "Controller": "rpcrl.runtime.controller",
@@ -63,6 +69,7 @@ else:
         "mesh": "rpcrl.dispatch.mode",
         "register": "rpcrl.dispatch.register",
         "register_advantage": "rpcrl.config.registry",
+        "register_agent_loop": "rpcrl.config.registry",
         "register_codec": "rpcrl.wire.codec",
         "register_dispatch_mode": "rpcrl.dispatch.mode",
         "register_policy_loss": "rpcrl.config.registry",

@@ -25,6 +25,7 @@
     │   └── Remote<Builtin>Error    the same, and the builtin type that was raised (``except ValueError``)
     ├── ReplyDiscardedError         the method has run, but its reply is no longer kept; it is not run again
     ├── CallTimeoutError  (TimeoutError)    unknown: the method may still run, or have run
+    ├── AgentTaskError              samples of agent loops were not made; each is named with its cause
     ├── WeightSyncError             weights did not get across; the sync group was thrown away, the next sync makes one
     └── CheckpointError             a checkpoint cannot be written, read, or does not belong to this run
 
@@ -38,6 +39,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "AgentLostError",
+    "AgentTaskError",
     "AuthenticationError",
     "BatchError",
     "CallTimeoutError",
@@ -321,6 +323,10 @@ class ReplyDiscardedError(RpcrlError):
 
 class CallTimeoutError(RpcrlError, TimeoutError):
     """No reply within the deadline: the method may still run, or have run."""
+
+
+class AgentTaskError(RpcrlError):
+    """Samples of agent loops were not made, and the run does not go on with fewer; each is named with its cause."""
 
 
 class WeightSyncError(RpcrlError):

@@ -21,6 +21,7 @@ __all__ = [
     "account",
     "account_json",
     "all_devices",
+    "has_agent_loop",
     "is_separate",
     "learners",
     "needs_critic",
@@ -128,6 +129,11 @@ def needs_reward_function(config: RunConfig) -> bool:
     return not config.reward.reward_model.enable or config.reward.fn is not None
 
 
+def has_agent_loop(config: RunConfig) -> bool:
+    """Say whether agent loops make the samples."""
+    return config.actor_rollout_ref.rollout.agent.default_agent_loop is not None
+
+
 def needs_critic(config: RunConfig) -> bool:
     """Say whether the run trains a critic."""
     enable = config.critic.enable
@@ -206,6 +212,8 @@ def _pools(config: RunConfig) -> tuple[Pool, ...]:
         )
     if needs_reward_function(config):
         pools.append(Pool("reward_workers", (reward.num_workers,), 0, ("reward",)))
+    if has_agent_loop(config):
+        pools.append(Pool("agent_workers", (rollout.agent.num_workers,), 0, ("agent_loop",)))
     return tuple(pools)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rpcrl.config.account import replica_devices, rollout_devices
+from rpcrl.config.account import has_agent_loop, replica_devices, rollout_devices
 from rpcrl.config.keys import settings, short_key
 from rpcrl.config.rule import BACKEND, ROLLOUT
 from rpcrl.config.run import RunConfig
@@ -17,8 +17,23 @@ from rpcrl.errors import Violation
 
 __all__ = ["IDLE", "RUN_MODES", "resume_checks", "version_checks"]
 
+_AGENT = f"{ROLLOUT}.agent"
 _REWARD_MODEL = "reward.reward_model"
 IDLE: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            f"{_AGENT}.{name}"
+            for name in (
+                "num_workers",
+                "agent_loop_kwargs",
+                "task_timeout_s",
+                "max_attempts",
+                "on_failed_task",
+                "placement",
+            )
+        ),
+        "belongs to agent loops, and rollout.agent.default_agent_loop is null",
+    ),
     f"{ROLLOUT}.n_gpus_per_node": "belongs to the rollout's own pool in the separate modes",
     f"{ROLLOUT}.checkpoint_engine.update_weights_timeout_s": "belongs to weight syncs between 2 pools",
     f"{ROLLOUT}.checkpoint_engine.backend": "is how weights cross pools in the separate modes; in one pool they are "
@@ -135,7 +150,7 @@ def _idle(config: RunConfig) -> Iterator[Violation]:
     if config.trainer.mode == "separate":
         idle = {key: why for key, why in IDLE.items() if key not in _IDLE_IN_COLOCATE_ONLY}
         idle.update(_IDLE_IN_SEPARATE_ONLY)
-    idle = {key: why for key, why in idle.items() if not _is_of_the_reward_model(config, key)}
+    idle = {key: why for key, why in idle.items() if not _is_used(config, key)}
     for key, why in idle.items():
         value: object = config
         for part in key.split("."):
@@ -148,9 +163,11 @@ def _idle(config: RunConfig) -> Iterator[Violation]:
             )
 
 
-def _is_of_the_reward_model(config: RunConfig, key: str) -> bool:
-    """Say whether a setting of the reward model steers something in this run."""
+def _is_used(config: RunConfig, key: str) -> bool:
+    """Say whether a setting of agent loops or of the reward model steers something in this run."""
     model = config.reward.reward_model
+    if key.startswith(f"{_AGENT}."):
+        return has_agent_loop(config)
     if not model.enable or not key.startswith(_REWARD_MODEL):
         return False
     if key.endswith(("nnodes", "n_gpus_per_node")):

@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 from rpcrl.config.functions import absolute_path, load_function, path_of_function
 from rpcrl.errors import UsageError
 
-__all__ = ["ADVANTAGES", "POLICY_LOSSES", "Registry", "register_advantage", "register_policy_loss"]
+__all__ = [
+    "ADVANTAGES",
+    "AGENT_LOOPS",
+    "POLICY_LOSSES",
+    "Registry",
+    "register_advantage",
+    "register_agent_loop",
+    "register_policy_loss",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -112,6 +120,7 @@ ADVANTAGES = Registry(
     "algorithm.adv_estimator",
     ("dr_grpo", "gae", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo"),
 )
+AGENT_LOOPS = Registry("agent loop", "actor_rollout_ref.rollout.agent.default_agent_loop", ("single_turn_agent",))
 POLICY_LOSSES = Registry("policy loss", "actor_rollout_ref.actor.policy_loss.loss_mode", ("vanilla",))
 
 
@@ -132,3 +141,12 @@ def register_policy_loss(name: str) -> Callable[[F], F]:
     ``rpcrl.algorithms.losses.policy_loss`` is. Raises UsageError when the name is taken.
     """
     return POLICY_LOSSES.register(name)
+
+
+def register_agent_loop(name: str) -> Callable[[F], F]:
+    """Return a decorator that makes a class an agent loop: ``rollout.agent.default_agent_loop=<name>``.
+
+    The class inherits from ``rpcrl.AgentLoop``. It runs in the agent-loop workers, which find it by its import path.
+    Raises UsageError when the name is taken.
+    """
+    return AGENT_LOOPS.register(name)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rpcrl.config.agent import Agent
 from rpcrl.config.section import Count, CountOrZero, NotNegative, Positive, Section, Text
 from rpcrl.config.section import setting as _setting
 
@@ -85,4 +86,5 @@ class Rollout(Section):
         "where they differ",
     )
     val_kwargs: ValKwargs = ValKwargs()
+    agent: Agent = Agent()
     checkpoint_engine: CheckpointEngine = CheckpointEngine()

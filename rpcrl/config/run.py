@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from rpcrl.config.agent import Agent
 from rpcrl.config.reward import Reward, RewardModel
 from rpcrl.config.rollout_settings import CheckpointEngine, Rollout, ValKwargs
 from rpcrl.config.section import Betas, Count, CountOrZero, NotNegative, Positive, Section, Text
@@ -22,6 +23,7 @@ __all__ = [
     "PROMPT_SUFFIXES",
     "Actor",
     "ActorRolloutRef",
+    "Agent",
     "Algorithm",
     "CheckpointEngine",
     "Critic",

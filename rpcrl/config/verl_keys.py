@@ -177,9 +177,16 @@ _OF_THE_RUN: Mapping[str, Unsupported] = {
     f"{_ROLLOUT}.prometheus": _VLLM,
     f"{_ROLLOUT}.disaggregation": _VLLM,
     f"{_ROLLOUT}.disaggregation.enabled": _OFF,
-    f"{_ROLLOUT}.multi_turn": Unsupported("one turn per sample in this version"),
+    f"{_ROLLOUT}.multi_turn": Unsupported(
+        "several turns are what an agent loop makes of a sample", "set rollout.agent.default_agent_loop"
+    ),
     f"{_ROLLOUT}.multi_turn.enable": _OFF,
-    f"{_ROLLOUT}.agent": Unsupported("agent loops are not in this version"),
+    f"{_ROLLOUT}.agent.agent_loop_config_path": Unsupported(
+        "an agent loop is named by its import path",
+        "set rollout.agent.default_agent_loop=file.py:Class and rollout.agent.agent_loop_kwargs.<name>",
+        (None,),
+    ),
+    f"{_ROLLOUT}.agent.custom_async_server": Unsupported("replicas are those of rollout.name", same_as_ours=(None,)),
     f"{_ROLLOUT}.trace": _OFF,
     f"{_ROLLOUT}.skip_rollout": _OFF,
     f"{_ROLLOUT}.checkpoint_engine.engine_kwargs": Unsupported(

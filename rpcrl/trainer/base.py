@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rpcrl.config.account import is_separate, learners, reward_pool_devices, rollout_devices, trainer_devices
+from rpcrl.config.account import (
+    has_agent_loop,
+    is_separate,
+    learners,
+    reward_pool_devices,
+    rollout_devices,
+    trainer_devices,
+)
 from rpcrl.errors import ConfigError, UsageError, Violation
 from rpcrl.logs import get_logger
 from rpcrl.trainer.checkpoint import CheckpointStore, Manifest, check_world, read_manifest
@@ -140,7 +147,7 @@ class Trainer:
             for step in range(self.start_step + 1, self.total_steps + 1):
                 timer = PhaseTimer(lambda phase, step=step: self.observer.on_phase(step, phase))  # type: ignore[misc]
                 with timer("gen"):
-                    batch = steps.generate(self.groups.rollout, self.next_prompts(), self.sampling, step=step)
+                    batch = steps.generate(self.groups.sampler, self.next_prompts(), self.sampling, step=step)
                 with timer("reward"):
                     batch = self.reward(batch)
                 self.run.write_samples(f"step_{step}", sample_rows(batch, len(batch)))
@@ -260,6 +267,8 @@ class Trainer:
             parts.append(f"{rollout_devices(self.config)} rollout")
         if self._reward_fn is not None:
             parts.append(f"{self.config.reward.num_workers} reward")
+        if has_agent_loop(self.config):
+            parts.append(f"{self.config.actor_rollout_ref.rollout.agent.num_workers} agent-loop")
         if reward_pool_devices(self.config):
             parts.append(f"{reward_pool_devices(self.config)} reward model")
         shown = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
@@ -341,7 +350,7 @@ class Trainer:
         from rpcrl.trainer.validation import validate
 
         validation = validate(
-            self.groups.rollout,
+            self.groups.sampler,
             self.reward,
             self.heldout,
             self.validation_sampling,

@@ -56,7 +56,7 @@ class ColocateTrainer(Trainer):
         from rpcrl.trainer import steps
 
         with timer("gen"):
-            batch = steps.generate(self.groups.rollout, self.next_prompts(), self.sampling, step=step)
+            batch = steps.generate(self.groups.sampler, self.next_prompts(), self.sampling, step=step)
         self.after_sampling()
         return batch
 

@@ -16,7 +16,7 @@ import torch
 
 from rpcrl.batch.data_proto import DataProto
 from rpcrl.errors import BatchError, CheckpointError, UsageError
-from rpcrl.trainer.prompt_files import PromptSource, Row
+from rpcrl.trainer.prompt_files import AGENT_FIELDS, PromptSource, Row
 
 __all__ = ["PromptEncoder", "PromptLoader", "heldout_batch", "permutation", "usable_rows"]
 
@@ -57,8 +57,8 @@ class PromptEncoder:
         """Return rows as a batch.
 
         Tensors: ``input_ids`` and ``attention_mask`` [B, P] int64, left-padded. Non-tensors: ``uid``,
-        ``data_source``, ``ground_truth``, ``reward_model``, ``raw_prompt``, ``extra_info``. Raises BatchError for a
-        prompt longer than P.
+        ``data_source``, ``ground_truth``, ``reward_model``, ``raw_prompt``, ``extra_info``, and ``agent_name`` and
+        ``sampling_params`` where a row has one. Raises BatchError for a prompt longer than P.
         """
         shape = (len(rows), self.max_prompt_length)
         input_ids = torch.full(shape, self._pad_token_id, dtype=torch.int64)
@@ -81,6 +81,7 @@ class PromptEncoder:
                 "reward_model": [row["reward_model"] for row in rows],
                 "raw_prompt": [row["prompt"] for row in rows],
                 "extra_info": [row["extra_info"] for row in rows],
+                **{name: [row.get(name) for row in rows] for name in AGENT_FIELDS if any(name in row for row in rows)},
             },
         )
 

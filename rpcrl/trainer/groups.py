@@ -15,12 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rpcrl.config.account import account, is_separate, needs_critic, needs_reference, reward_pool_devices
-from rpcrl.config.registry import POLICY_LOSSES
+from rpcrl.config.account import (
+    account,
+    has_agent_loop,
+    is_separate,
+    needs_critic,
+    needs_reference,
+    replica_devices,
+    reward_pool_devices,
+)
+from rpcrl.config.registry import AGENT_LOOPS, POLICY_LOSSES
 from rpcrl.env import THREAD_VARIABLES
+from rpcrl.runtime.future import wait_all
 from rpcrl.topology import ResourcePool, ResourcePoolManager
 
 if TYPE_CHECKING:
+    from rpcrl.agents.manager import AgentLoopManager
     from rpcrl.config.run import ActorRolloutRef, Data, RunConfig
     from rpcrl.roles.critic import CriticWorker
     from rpcrl.roles.pool_sync import WeightSync
@@ -29,6 +39,9 @@ if TYPE_CHECKING:
     from rpcrl.runtime.worker_group import ClassWithInitArgs
 
 __all__ = ["GroupStart", "RoleGroups", "resolve_device"]
+
+CONNECT_S = 120.0
+"""How long agent-loop workers may take to know the replicas."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,13 @@ class RoleGroups:
     sync: WeightSync | None = None
     """The way of the weights to a rollout in processes of its own; None where it shares the actor's."""
     reward_model: Any | None = None
+    agents: AgentLoopManager | None = None
+    """The processes of agent loops, which make the samples where there are any."""
+
+    @property
+    def sampler(self) -> Any:
+        """Whoever has ``generate_sequences``: the rollout, or agent loops that call it."""
+        return self.rollout if self.agents is None else self.agents
 
     def learners(self) -> dict[str, Any]:
         """Return the groups whose models are trained and saved."""
@@ -58,6 +78,7 @@ class RoleGroups:
             "ref": self.reference,
             "reward": self.reward,
             "reward_model": self.reward_model,
+            "agent_loop": self.agents,
         }
         return {role: group for role, group in groups.items() if group is not None}
 
@@ -125,12 +146,15 @@ class GroupStart:
         ).pools
         self._pool = self._pools["global_pool"]
         self._own_critic = needs_critic(config) and config.critic.own_group
-        self._executor = ThreadPoolExecutor(5, thread_name_prefix="group-start")
+        has_agents = has_agent_loop(config)
+        self._executor = ThreadPoolExecutor(8, thread_name_prefix="group-start")
         self._global: Future[Mapping[str, Any]] = self._executor.submit(self._start_global)
         self._reward = self._submit_if(reward_fn is not None, self._start_reward)
         self._critic = self._submit_if(self._own_critic, self._start_critic)
         self._rollout = self._submit_if(is_separate(config), self._start_rollout)
         self._reward_model = self._submit_if(own_reward_pool, self._start_reward_model)
+        agent = config.actor_rollout_ref.rollout.agent
+        self._agents = [self._executor.submit(self._start_agent, i) for i in range(agent.num_workers * has_agents)]
         self._executor.shutdown(wait=False)
 
     def _submit_if(self, wanted: bool, start: Callable[[], Any]) -> Future[Any] | None:
@@ -144,7 +168,39 @@ class GroupStart:
         reward = None if self._reward is None else self._reward.result()
         model = views.get("reward_model") if self._reward_model is None else self._reward_model.result()
         sync = None if self._rollout is None else self._weight_sync(views["actor"], rollout)
-        return RoleGroups(views["actor"], rollout, views.get("ref"), reward, critic, sync, model)
+        agents = self._connected_agents(rollout, reward) if self._agents else None
+        return RoleGroups(views["actor"], rollout, views.get("ref"), reward, critic, sync, model, agents)
+
+    def _connected_agents(self, rollout: Any, reward: Any | None) -> AgentLoopManager:
+        from rpcrl.agents.manager import AgentLoopManager
+        from rpcrl.engines.hf_model import pad_token_id
+
+        workers = [starting.result() for starting in self._agents]
+        # a replica of several ranks is called at its first
+        ranks = range(0, rollout.world_size, replica_devices(self._config))
+        replicas = {f"replica-{number}": rollout.workers[rank] for number, rank in enumerate(ranks)}
+        wait_all([worker.connect.submit(replicas, reward) for worker in workers], timeout_s=CONNECT_S)
+        agent = self._config.actor_rollout_ref.rollout.agent
+        return AgentLoopManager(workers, agent, pad_token_id=pad_token_id(self._model_path))
+
+    def _start_agent(self, number: int) -> Any:
+        from rpcrl.agents.worker import AgentLoopWorker
+        from rpcrl.runtime.worker_group import WorkerGroup
+
+        agent, data = self._config.actor_rollout_ref.rollout.agent, self._config.data
+        portable = AGENT_LOOPS.portable(str(agent.default_agent_loop))
+        return WorkerGroup(
+            ResourcePool([1], device=None, name="agent_workers"),
+            AgentLoopWorker,
+            agent.model_copy(update={"default_agent_loop": portable}),
+            number=number,
+            model_path=self._model_path,
+            max_prompt_length=data.max_prompt_length,
+            max_response_length=data.max_response_length,
+            name=f"agent_loop_{number}",
+            environment=dict.fromkeys(THREAD_VARIABLES, "1"),
+            controller=self._controller,
+        )
 
     def _weight_sync(self, actor: Any, rollout: Any) -> WeightSync:
         from rpcrl.roles.pool_sync import WeightSync

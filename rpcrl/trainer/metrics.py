@@ -79,10 +79,26 @@ def data_metrics(batch: DataProto, *, max_prompt_length: int, max_response_lengt
         **_spread("response_length", response_tokens),
         **_spread("prompt_length", prompt_tokens),
     }
+    metrics.update(_agent_metrics(batch))
     metrics["response_length/clip_ratio"] = float((response_tokens >= max_response_length).float().mean())
     metrics["response/aborted_ratio"] = float((response_tokens == 0).float().mean())
     metrics["prompt_length/clip_ratio"] = float((prompt_tokens >= max_prompt_length).float().mean())
     return metrics
+
+
+def _agent_metrics(batch: DataProto) -> dict[str, float]:
+    """Return turns and failed samples of agent loops; nothing for samples without them."""
+    turns = batch.non_tensor_batch.get("num_turns")
+    if turns is None:
+        return {}
+    numbers = [float(number) for number in turns.tolist()]
+    return {
+        "num_turns/mean": sum(numbers) / len(numbers),
+        "num_turns/max": max(numbers),
+        "num_turns/min": min(numbers),
+        "agent_loop/rows": float(len(numbers)),
+        "agent_loop/failed_tasks": float(sum(reason == "failed" for reason in batch.non_tensor_batch["finish_reason"])),
+    }
 
 
 def _value_metrics(columns: Any, mask: Tensor) -> dict[str, float]:

@@ -7,8 +7,8 @@
 * ``gsm8k:PATH``: a file of GSM8K's own records, made into rows by ``rpcrl.tasks.gsm8k``.
 
 A row has ``prompt`` (a list of chat messages, or a string that is given to the model as it is), ``data_source``,
-``reward_model.ground_truth`` (null where the reward needs none) and optionally ``extra_info``. What a file holds is
-decided by its name or the prefix, never by looking inside.
+``reward_model.ground_truth`` (null where the reward needs none) and optionally ``extra_info``; for agent loops also
+``agent_name`` and ``sampling_params``. What a file holds is decided by its name or the prefix, never by looking inside.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpcrl.agents.tasks import AGENT_NAME, SAMPLING_PARAMS, row_sampling
 from rpcrl.config.run import GSM8K_PREFIX
+from rpcrl.engines.sampling_settings import SamplingSettings
 from rpcrl.errors import BatchError, UsageError
 from rpcrl.tasks import gsm8k
 from rpcrl.tasks.built_in import BUILT_IN_TASKS, BuiltInTask
 
 __all__ = [
+    "AGENT_FIELDS",
     "DEFAULT_TASK",
     "PromptSource",
     "Row",
@@ -37,6 +40,8 @@ __all__ = [
 ]
 
 Row = dict[str, Any]
+AGENT_FIELDS = (AGENT_NAME, SAMPLING_PARAMS)
+"""Fields of a row that only agent loops read."""
 DEFAULT_TASK = "sort_digits"
 
 
@@ -187,7 +192,23 @@ def _checked(record: Row, index: int, split: str, prompt_key: str) -> Row:
         "prompt": _checked_prompt(record[prompt_key], prompt_key),
         "reward_model": reward_model,
         "extra_info": {"index": index, "split": split, **extra_info},
+        **_agent_fields(record),
     }
+
+
+def _agent_fields(record: Row) -> Row:
+    """Return what a row says to agent loops: which one makes its samples, and how they are drawn."""
+    fields = {name: record[name] for name in AGENT_FIELDS if record.get(name) is not None}
+    name, given = fields.get(AGENT_NAME, ""), fields.get(SAMPLING_PARAMS, {})
+    if not isinstance(name, str):
+        raise BatchError(f"field {AGENT_NAME!r} must be a string, got {type(name).__name__}")
+    if not isinstance(given, dict):
+        raise BatchError(f"field {SAMPLING_PARAMS!r} must be an object, got {type(given).__name__}")
+    try:
+        row_sampling(SamplingSettings(), given, where=f"field {SAMPLING_PARAMS!r}")
+    except UsageError as error:
+        raise BatchError(str(error)) from None
+    return fields
 
 
 def _checked_prompt(prompt: Any, prompt_key: str) -> str | list[dict[str, Any]]:

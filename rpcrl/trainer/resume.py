@@ -23,6 +23,8 @@ __all__ = ["check_same_run", "deciding_settings", "named_checkpoint", "run_path"
 _DECIDING_SECTIONS = ("data.", "algorithm.", "actor_rollout_ref.model.", "actor_rollout_ref.actor.", "critic.")
 _DECIDING = frozenset(
     {
+        "actor_rollout_ref.rollout.agent.agent_loop_kwargs",
+        "actor_rollout_ref.rollout.agent.default_agent_loop",
         "actor_rollout_ref.rollout.n",
         "actor_rollout_ref.rollout.name",
         "actor_rollout_ref.rollout.temperature",
@@ -30,6 +32,9 @@ _DECIDING = frozenset(
         "actor_rollout_ref.rollout.top_p",
         "reward.fn",
         "reward.reward_kwargs",
+        "reward.reward_model.enable",
+        "reward.reward_model.model_path",
+        "reward.reward_model.weight",
         "trainer.critic_warmup",
         "trainer.mode",
         "trainer.seed",
@@ -57,7 +62,9 @@ _FREE = frozenset(
         "critic.forward_micro_batch_size_per_gpu",
     }
 )
-_PATHS = frozenset({"data.train_files", "actor_rollout_ref.model.path", "critic.model.path"})
+_PATHS = frozenset(
+    {"data.train_files", "actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path"}
+)
 
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:

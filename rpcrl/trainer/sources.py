@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rpcrl.config.account import needs_critic, needs_reward_function
+from rpcrl.config.account import has_agent_loop, needs_critic, needs_reward_function
 from rpcrl.config.functions import needed_arguments
-from rpcrl.config.registry import ADVANTAGES, POLICY_LOSSES
+from rpcrl.config.registry import ADVANTAGES, AGENT_LOOPS, POLICY_LOSSES
 from rpcrl.engines.hf_model import model_folder as plain_folder
 from rpcrl.engines.hf_model import num_labels, tokenizer_folder
 from rpcrl.errors import BatchError, ConfigError, UsageError, Violation
 from rpcrl.tasks.built_in import BUILT_IN_TASKS
 from rpcrl.trainer.prompt_files import (
+    AGENT_FIELDS,
     DEFAULT_TASK,
     PromptSource,
     built_in_task,
@@ -64,6 +65,7 @@ def source_checks(config: RunConfig, *, heldout_needed: bool = False) -> list[Vi
         *_critic_violations(config),
         *_reward_model_violations(config),
         *_function_violations(config),
+        *_agent_violations(config),
     ]
     checks: tuple[Callable[[RunConfig], object], ...] = (
         lambda config: open_prompts(config, heldout_needed=heldout_needed),
@@ -132,6 +134,20 @@ def _reward_model_violations(config: RunConfig) -> Iterator[Violation]:
         yield Violation(
             key, f"{folder}: a reward model has 1 label, whose logit is the score; this one has {labels}", (remedy,)
         )
+
+
+def _agent_violations(config: RunConfig) -> Iterator[Violation]:
+    name = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if name is None:
+        return
+    from rpcrl.agents.worker import load_loop
+
+    try:
+        load_loop(name)
+    except ConfigError as error:
+        yield from error.violations
+    except UsageError as error:
+        yield Violation(AGENT_LOOPS.key, str(error), ("set rollout.agent.default_agent_loop=single_turn_agent",))
 
 
 def _function_violations(config: RunConfig) -> Iterator[Violation]:
@@ -221,9 +237,24 @@ def open_prompts(config: RunConfig, *, heldout_needed: bool = False) -> Prompts:
                 (f"set data.train_batch_size to {train.size} or less", "or name a file with more prompts"),
             )
         )
+    if not has_agent_loop(config):
+        violations += [v for key, source in found.items() for v in _unread_fields(key, source)]
     if violations or train is None:
         raise ConfigError(violations)
     return Prompts(train, found["data.val_files"])
+
+
+def _unread_fields(key: str, source: PromptSource | None) -> Iterator[Violation]:
+    """Yield what rows say to agent loops where there are none."""
+    for number in range(0 if source is None else source.size or 0):
+        present = [name for name in AGENT_FIELDS if source is not None and name in source.row(number)]
+        if present:
+            yield Violation(
+                key,
+                f"row {number} has {' and '.join(present)}, which only agent loops read",
+                ("set rollout.agent.default_agent_loop=single_turn_agent", "or leave the field out"),
+            )
+            return
 
 
 def open_training(config: RunConfig, prompts: Prompts, tokenizer: Any) -> PromptLoader:

@@ -20,6 +20,7 @@ from rpcrl.batch.data_proto import DataProto
 from rpcrl.errors import BatchError
 from rpcrl.trainer.balancing import dealt, in_balance
 from rpcrl.trainer.metrics import reduce_metrics, tensors_of
+from rpcrl.trainer.mini_batches import equal_mini_batches
 
 if TYPE_CHECKING:
     from rpcrl.config.run import Algorithm
@@ -92,26 +93,33 @@ def _object_array(values: Sequence[object]) -> np.ndarray[Any, np.dtype[np.objec
     return array
 
 
-def generate(rollout: Any, prompts: DataProto, sampling: Sampling, *, step: int) -> DataProto:
+def generate(rollout: Any, prompts: DataProto, sampling: Sampling, *, step: int, validate: bool = False) -> DataProto:
     """Sample n responses per prompt; returns N rows, the n of a prompt side by side.
 
     ``prompts`` has ``input_ids``/``attention_mask`` [B, P] and a non-tensor ``uid`` per prompt. The result has the
     prompt's non-tensor columns, ``sample_index`` (0 … n−1), and what ``RolloutEngine.generate`` adds; its meta_info
-    has ``weight_version`` and the ``temperature`` that the log-probs belong to.
+    has ``weight_version`` and the ``temperature`` that the log-probs belong to. Agent loops
+    (``rpcrl.agents.manager``) get all columns, and may return several rows for a sample: then there are more.
+    Raises BatchError when a sample is missing.
     """
     repeated = prompts.repeat(sampling.n, interleave=True)
     index = _object_array([row % sampling.n for row in range(len(repeated))])
+    reads_prompts = getattr(rollout, "reads_prompts", False)
+    columns = repeated.non_tensor_batch if reads_prompts else {"uid": repeated.non_tensor_batch["uid"]}
     request = DataProto(
         batch=repeated.select(batch_keys=["input_ids", "attention_mask"], non_tensor_batch_keys=[]).batch,
-        non_tensor_batch={"uid": repeated.non_tensor_batch["uid"], "sample_index": index},
-        meta_info=sampling.meta_info(step),
+        non_tensor_batch={**columns, "sample_index": index},
+        meta_info={**sampling.meta_info(step), **({"validate": validate} if reads_prompts else {})},
     )
     sampled: DataProto = rollout.generate_sequences(request)
-    if len(sampled) != len(repeated):
-        raise BatchError(f"the rollout returned {len(sampled)} rows for {len(repeated)} requests")
+    own = dict(sampled.non_tensor_batch)
+    rows = [int(row) for row in own.pop("request_row", range(len(sampled)))]
+    if len(set(rows)) != len(repeated) or rows != sorted(rows):
+        raise BatchError(f"the rollout returned {len(set(rows))} rows for {len(repeated)} requests")
+    given = {name: column[rows] for name, column in repeated.non_tensor_batch.items()}
     return DataProto(
         batch=sampled.batch,
-        non_tensor_batch={**repeated.non_tensor_batch, **sampled.non_tensor_batch, "sample_index": index},
+        non_tensor_batch={**given, **own, "sample_index": index[rows]},
         # The temperature goes along: whoever scores these samples again must do it under the same distribution.
         meta_info={
             "weight_version": sampled.meta_info["weight_version"],
@@ -136,12 +144,14 @@ def reward(
 
     ``workers`` run the reward function, ``model`` is a group of reward models, and both work at the same time. The
     score is the function's plus ``model_weight`` × the model's number (column ``rm_score``), or that of the only one.
+    Where agent loops have given the rows a ``reward_score``, that is the score, and nobody is asked.
     Also adds the non-tensor columns ``response_text`` and whatever else the reward workers return.
     """
     texts = _object_array(decode_responses(batch, decoder))
+    known = batch.non_tensor_batch.get("reward_score")
     columns = {**batch.non_tensor_batch, "response_text": texts}
     request = DataProto(batch=None, non_tensor_batch=columns, meta_info={})
-    scored = _scores_of(workers, model, request, model_weight)
+    scored = {"score": known} if known is not None else _scores_of(workers, model, request, model_weight)
     taken = sorted(set(scored) & set(columns))
     if taken:
         raise BatchError(
@@ -333,14 +343,11 @@ def _updates(
     meanwhile: Callable[[], object] | None,
 ) -> list[dict[str, float]]:
     """Have all mini-batches of a step trained, in one call; returns the figures of each, in order."""
-    if len(batch) % mini_batch_rows:
-        raise BatchError(
-            f"{len(batch)} samples do not divide into mini-batches of {mini_batch_rows} (ppo_mini_batch_size x "
-            "rollout.n); make train_batch_size a multiple of ppo_mini_batch_size"
-        )
-    rows = batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[])
-    rows = dealt(rows, world_size, mini_batch_rows=mini_batch_rows, balance=balance)
-    facts = {**meta, "num_mini_batches": len(batch) // mini_batch_rows, "ppo_epochs": epochs}
+    indexed = [name for name in ("output_index",) if name in batch.non_tensor_batch]
+    rows = batch.select(batch_keys=columns, non_tensor_batch_keys=indexed, meta_info_keys=[])
+    rows, size = equal_mini_batches(rows, mini_batch_rows, ranks=world_size)
+    rows = dealt(rows, world_size, mini_batch_rows=size, balance=balance)
+    facts = {**meta, "num_mini_batches": len(rows) // size, "ppo_epochs": epochs}
     request = DataProto(batch=rows.batch, non_tensor_batch={}, meta_info=facts)
     per_rank: list[list[Mapping[str, float]]]
     if meanwhile is None:

@@ -53,7 +53,7 @@ def validate(
     samples: list[dict[str, object]] = []
     response_tokens = 0
     for start in range(0, len(heldout), size):
-        batch = steps.generate(rollout, heldout[start : start + size], sampling, step=step)
+        batch = steps.generate(rollout, heldout[start : start + size], sampling, step=step, validate=True)
         batch = reward(batch)
         response_tokens += int(tensors_of(batch)["response_mask"].sum())
         columns = batch.non_tensor_batch

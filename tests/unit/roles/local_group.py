@@ -19,7 +19,9 @@ class LocalGroup:
         self.role = role
 
     def __getattr__(self, name):
-        spec = registered_methods(type(self.role))[name]
+        spec = registered_methods(type(self.role)).get(name)
+        if spec is None:
+            raise AttributeError(name)
 
         def call(*args, **kwargs):
             shape = CallShape(name, spec.uneven, spec.rank_zero)

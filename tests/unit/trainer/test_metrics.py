@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,7 +8,7 @@ from rpcrl.trainer.metrics import PhaseTimer, data_metrics, log_prob_difference,
 
 
 def batch(**columns):
-    return SimpleNamespace(batch=columns)
+    return SimpleNamespace(batch=columns, non_tensor_batch={})
 
 
 def two_rows():
@@ -96,3 +97,16 @@ def test_log_prob_difference_is_of_probabilities_inside_the_mask():
     assert metrics["training/rollout_probs_diff_max"] == pytest.approx(0.5)
     assert metrics["training/rollout_probs_diff_mean"] == pytest.approx(0.25)
     assert metrics["training/rollout_probs_diff_valid"] == 1.0
+
+
+def test_turns_and_failures_of_agent_loops():
+    rows = two_rows()
+    rows.non_tensor_batch = {"num_turns": np.array([3, 0]), "finish_reason": np.array(["stop", "failed"])}
+    metrics = data_metrics(rows, max_prompt_length=2, max_response_length=3)
+    assert {name: value for name, value in metrics.items() if name.startswith(("num_turns", "agent_loop"))} == {
+        "num_turns/mean": 1.5,
+        "num_turns/max": 3.0,
+        "num_turns/min": 0.0,
+        "agent_loop/rows": 2.0,
+        "agent_loop/failed_tasks": 1.0,
+    }
