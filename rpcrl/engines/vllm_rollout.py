@@ -31,6 +31,7 @@ from rpcrl.engines.rollout_batches import answers, requests_of
 from rpcrl.engines.vllm_process import claim_process, engine_variables, release_process, trainer_keeps_its_process
 from rpcrl.engines.vllm_requests import Running, check_request, request_params, scoring_params
 from rpcrl.engines.vllm_start import VllmSettings, kv_cache_bytes, open_engine
+from rpcrl.engines.waking import TAGS
 from rpcrl.errors import UsageError
 from rpcrl.logs import get_logger
 
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["VllmRolloutEngine"]
 
 log = get_logger(__name__)
-
-TAGS = ("weights", "kv_cache")
 
 
 class VllmRolloutEngine:
@@ -151,8 +150,7 @@ class VllmRolloutEngine:
     def sleep(self, tags: Sequence[str] = TAGS) -> int:
         """Free what the tags name; returns the freed bytes.
 
-        On CPUs vLLM frees nothing: 0 comes back, and the engine only refuses to sample. On GPUs its memory goes as a
-        whole: with one tag alone the other's content comes back, weights from a copy in main memory.
+        On CPUs vLLM frees nothing: 0 comes back, and the engine only refuses to sample.
         Raises UsageError while requests are in flight: abort them first.
         """
         wanted = [tag for tag in self._checked(tags) if tag in self._awake]
@@ -167,12 +165,15 @@ class VllmRolloutEngine:
         return freed
 
     def _free(self, tags: set[str]) -> int:
+        """Free memory of a GPU; returns the bytes."""
         before, _ = torch.cuda.mem_get_info()
-        remaining = self._awake - tags
-        # Level 2 forgets the weights; level 1 keeps a copy of them in main memory.
-        self._llm.sleep(level=2 if "weights" in tags else 1)
-        if remaining:
-            self._llm.wake_up(sorted(remaining))
+        if tags == {"kv_cache"}:
+            self._llm.model_executor.discard(("kv_cache",))
+        else:
+            # Level 2: the weights are forgotten, the buffers kept. It takes everything that is awake with it.
+            self._llm.sleep(level=2)
+            if "kv_cache" in self._awake - tags:
+                self._llm.wake_up(["kv_cache"])
         freed = int(torch.cuda.mem_get_info()[0] - before)
         sizes = {"weights": self._names.size_bytes, "kv_cache": kv_cache_bytes(self._llm)}
         expected = sum(sizes[tag] for tag in tags)
@@ -203,8 +204,14 @@ class VllmRolloutEngine:
         self._awake.update(wanted)
 
     def _take(self, tag: str) -> None:
-        if self.frees_memory:
+        if not self.frees_memory:
+            return
+        try:
             self._llm.wake_up([tag])
+        except BaseException:
+            # vLLM has taken a part of it and still counts all of it as asleep: its own sleep would not free that part.
+            self._llm.collective_rpc("discard", args=((tag,),))
+            raise
 
     def update_weights(self, buckets: Iterable[NamedTensors], *, version: int) -> None:
         """Take new weights in place, forget every cached key and value, and carry ``version``.

@@ -89,6 +89,19 @@ class ActorWorker(LearnerWorker, WeightSender):
         """
         return self._update(batch)
 
+    def score_tokens(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-prob of each token but the first, given those before it (collective)."""
+        import torch
+
+        from rpcrl.batch.data_proto import DataProto
+
+        ids = torch.tensor([list(token_ids)], dtype=torch.int64)
+        row = DataProto.from_dict(
+            tensors={"input_ids": ids, "attention_mask": torch.ones_like(ids), "responses": ids[:, 1:].clone()}
+        )
+        log_prob, _ = self._policy.compute_log_prob(row)
+        return [float(value) for value in log_prob[0]]
+
     def weight_buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Yield the full weights under Hugging Face names (collective), in this process."""
         return self._engine.weights(bucket_bytes=bucket_bytes)

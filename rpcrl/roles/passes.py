@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, TypedDict
 if TYPE_CHECKING:
     from rpcrl.config.run import Actor, ActorRolloutRef, Critic, Ref, Rollout
 
-__all__ = ["EngineOptions", "Pass", "actor_pass", "critic_passes", "engine_options", "log_prob_pass", "ref_pass"]
+__all__ = [
+    "EngineOptions",
+    "Pass",
+    "actor_pass",
+    "computes_exactly",
+    "critic_passes",
+    "engine_options",
+    "log_prob_pass",
+    "ref_pass",
+]
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -75,3 +84,10 @@ def engine_options(config: ActorRolloutRef) -> EngineOptions:
         "strategy": config.actor.strategy,
         "reduce_dtype": _DTYPES[mixed_precision.reduce_dtype],
     }
+
+
+def computes_exactly(config: ActorRolloutRef) -> bool:
+    """Say whether trainer and rollout both compute in 32 bits or more: their log-probs differ in the last bits only."""
+    wide = ("float32", "float64")
+    rollout = config.rollout.dtype or config.model.dtype
+    return engine_options(config)["dtype"] in wide and rollout in wide

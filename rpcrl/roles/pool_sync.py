@@ -138,7 +138,16 @@ class WeightSync:
         wrong = {rank: found for rank, found in enumerate(versions) if found != version}
         if wrong:
             raise WeightSyncError(f"after the sync of version {version} rollout ranks have other versions: {wrong}")
+        self._check(version)
         return versions
+
+    def _check(self, version: int) -> None:
+        """Have the rollout compare its model with the trainer's, where it can and is told to."""
+        tokens = self._both("name a text", lambda side: side.sync_canary_tokens.submit(), ("rollout",))["rollout"][0]
+        if not tokens:
+            return
+        scores = self._both("score it", lambda side: side.sync_score.submit(tokens), ("trainer",))["trainer"][0]
+        self._both("check it", lambda side: side.sync_check.submit(tokens, scores, version), ("rollout",))
 
     # -- calls of both sides -------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rpcrl.dispatch.mode import Dispatch
 from rpcrl.dispatch.register import register
+from rpcrl.roles.passes import computes_exactly
 from rpcrl.roles.weight_sync import WeightReceiver
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class RolloutWorker(WeightReceiver):
         self.sync_backend = config.rollout.checkpoint_engine.backend
         self.sync_timeout_s = config.rollout.checkpoint_engine.update_weights_timeout_s
         self.sync_bucket_bytes = config.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
+        self.sync_canary = config.rollout.canary
+        self.sync_exact = computes_exactly(config)
         self._model_path = model_path
         self._engine = self._open_engine(config, model_path=model_path, device=device, threads=threads)
         self._opening = threading.Lock()

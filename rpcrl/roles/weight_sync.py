@@ -117,6 +117,10 @@ class WeightSender(SyncMember):
         """Return name, dtype and whole shape of each tensor, in the order of ``weight_buckets``."""
         raise NotImplementedError(f"{type(self).__name__} does not say which weights it has")
 
+    def score_tokens(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-prob of each token but the first, given those before it (collective)."""
+        raise NotImplementedError(f"{type(self).__name__} does not score texts")
+
     def weight_buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Yield the full weights, bucket by bucket (collective); a bucket is valid until the next one."""
         raise NotImplementedError(f"{type(self).__name__} does not give its weights")
@@ -130,6 +134,11 @@ class WeightSender(SyncMember):
             "specs": [spec.plain() for spec in plan.specs] if self.rank == 0 else [],
             "order": [spec.name for spec in plan.specs],
         }
+
+    @register
+    def sync_score(self, token_ids: Sequence[int]) -> list[float]:
+        """Score the canary's text with the weights that were sent (collective)."""
+        return self.score_tokens(token_ids)
 
     @register
     def sync_send(self, name: str, bucket_bytes: int, number: int) -> int:
@@ -162,6 +171,10 @@ class WeightReceiver(SyncMember):
     """Role that has the weights when it is in the same process."""
     sync_bucket_bytes: int = 256 << 20
     """Most bytes that are handed over at once in the same process."""
+    sync_canary: bool = False
+    """Hold the engine's log-probs of a fixed text against the trainer's after each sync, where the engine can."""
+    sync_exact: bool = True
+    """Whether both models compute in float32: their log-probs are the same then, but for the last bits."""
     _engine: RolloutEngine
     _sync_plan: WeightPlan | None = None
 
@@ -176,14 +189,44 @@ class WeightReceiver(SyncMember):
 
         Collective with the trainer's other ranks. Returns the version that samples now.
         """
+        from rpcrl.engines.waking import take_weights
+
         source: WeightSender = self.colocated(self.sync_source)
+        tokens = self._canary_tokens()
+        # Before anything that may fail on this rank alone: the others would wait for it.
+        expected = source.score_tokens(tokens) if tokens else []
+        buckets = source.weight_buckets(self.sync_bucket_bytes)
+        return self._on_engine(
+            lambda: take_weights(
+                self._engine,
+                buckets,
+                version=version,
+                then=lambda: self._check_canary(tokens, expected, version),
+            )
+        )
 
-        def take() -> int:
-            self._wake()
-            self._engine.update_weights(source.weight_buckets(self.sync_bucket_bytes), version=version)
-            return self._engine.weight_version
+    @register
+    def sync_canary_tokens(self) -> list[int]:
+        """Return the text that the trainer should score for ``sync_check``; empty when nothing is to be checked."""
+        return self._canary_tokens()
 
-        return self._on_engine(take)
+    @register
+    def sync_check(self, tokens: Sequence[int], expected: Sequence[float], version: int) -> None:
+        """Compare the engine with the trainer's log-probs of the text; it refuses to sample where they differ."""
+        self._on_engine(lambda: self._check_canary(tokens, expected, version))
+
+    def _canary_tokens(self) -> list[int]:
+        from rpcrl.engines.canary import CanaryEngine, canary_tokens
+
+        if self.sync_canary and isinstance(self._engine, CanaryEngine):
+            return canary_tokens(self._engine)
+        return []
+
+    def _check_canary(self, tokens: Sequence[int], expected: Sequence[float], version: int) -> None:
+        from rpcrl.engines.canary import CanaryEngine, check_canary
+
+        if tokens and isinstance(self._engine, CanaryEngine):
+            check_canary(self._engine, tokens, expected, version=version, exact=self.sync_exact)
 
     @register
     def sync_expect(self, specs: Sequence[Sequence[Any]], bucket_bytes: int) -> str:
@@ -196,7 +239,6 @@ class WeightReceiver(SyncMember):
         plan = WeightPlan(tuple(WeightSpec.from_plain(spec) for spec in specs), bucket_bytes)
         if isinstance(self._engine, ChecksWeights):
             self._engine.check_weights({spec.name: spec.shape for spec in plan.specs})
-        self._on_engine(self._wake)
         self._sync_plan = plan
         return plan.digest
 
@@ -208,6 +250,7 @@ class WeightReceiver(SyncMember):
 
         When this raises, the driver hears the cause from here and tells the others: they do not wait for this rank.
         """
+        from rpcrl.engines.waking import take_weights
         from rpcrl.engines.weight_sync import received_weights
 
         group, plan = self._group(name), self._sync_plan
@@ -216,17 +259,9 @@ class WeightReceiver(SyncMember):
                 "sync_receive: other weights, or none, were announced to this rank; call sync_expect first"
             )
 
-        def take() -> int:
-            self._engine.update_weights(received_weights(group, plan, number=number), version=version)
-            return self._engine.weight_version
-
-        return self._on_engine(take)
+        weights = received_weights(group, plan, number=number)
+        return self._on_engine(lambda: take_weights(self._engine, weights, version=version))
 
     def _on_engine(self, function: Callable[[], T]) -> T:
         """Call what uses the engine; a worker whose engine belongs to a thread calls it there."""
         return function()
-
-    def _wake(self) -> None:
-        asleep = [tag for tag in ("weights", "kv_cache") if tag not in self._engine.awake]
-        if asleep:
-            self._engine.wake_up(asleep)
