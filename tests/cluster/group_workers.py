@@ -366,6 +366,10 @@ class Meeting(Worker):
                 wait_for(f"{folder}/{rank}")
             if how == "raise":
                 raise ValueError("the reason why nobody else gets on")
+            if how == "leave":
+                dist.destroy_process_group()
+                wait_for(f"{folder}/go")
+                die("exit")
             if how == "ignore":
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 open(f"{folder}/{absent}", "w").close()

@@ -97,13 +97,11 @@ def test_what_the_driver_keeps_stays_as_it_was(ipc: Controller):
 
 
 def test_slots_are_used_again(ipc: Controller):
+    """A call and its two results want three slots at a time, and a slot may come back a few calls late."""
     with WorkerGroup(PAIR, Memory) as group:
-        for _ in range(5):
+        for _ in range(60):
             group.scale(torch.ones(FLOATS))
-        used = exchange_of(ipc)._budget.used_bytes
-        for _ in range(25):
-            group.scale(torch.ones(FLOATS))
-        assert exchange_of(ipc)._budget.used_bytes == used
+        assert 3 * MIB <= exchange_of(ipc)._budget.used_bytes <= 20 * MIB, "180 MiB went through"
 
 
 def test_hundreds_of_calls_in_flight_and_results_alive(ipc: Controller):
