@@ -226,7 +226,7 @@ def test_p22_a_worker_that_ignores_sigterm_is_killed_with_a_warning(bench: Bench
 def test_p21_what_a_worker_has_started_goes_with_it(bench: Bench, how: str) -> None:
     bench.start([["grandchild", how], ["exit", 0]], [["grandchild", how], ["print", "WARNING up"], ["wait"]])
     bench.until(lambda: bench.exits() and bench.lines("g-1"))
-    grandchild = int(bench.lines()[0].removeprefix("GRANDCHILD "))
+    grandchild = int(bench.lines("g-0")[0].removeprefix("GRANDCHILD "))
     # It kept the output pipe open: the end was reported all the same, and it was gone by then.
     assert start_ticks(grandchild) is None
     # The other worker and its own grandchild are untouched.
@@ -252,7 +252,7 @@ def sweep_bare_grandchild(log_dir: Path) -> None:
     bench = Bench(log_dir)
     bench.start([["grandchild", "bare"], ["exit", 0]])
     bench.until(bench.exits)
-    grandchild = int(bench.lines()[0].removeprefix("GRANDCHILD "))
+    grandchild = int(bench.lines("g-0")[0].removeprefix("GRANDCHILD "))
     assert find_processes(bench.run_id) == []
     assert start_ticks(grandchild) is not None
     assert sweep_processes(bench.run_id, tree_of=os.getpid()) == [grandchild]
