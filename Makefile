@@ -1,7 +1,7 @@
 # Every target sets itself up: a virtual environment in .venv, pinned packages, rpcrl in editable form.
 #
 #   make run         the default training job (ARGS="trainer.seed=1" adds settings)
-#   make test        check + the fast tests (minutes)
+#   make test        check + the fast tests (minutes); JOBS=4 shares the files out over four processes, 0 uses none
 #   make check       formatting, lint, types, layers
 #   make test-slow   the tests marked slow (full training runs, GSM8K); not part of `make test`
 #   make test-gpu    the tests marked gpu or gpu2; they skip, with the reason, without a device
@@ -22,6 +22,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 TESTS ?=
+JOBS ?= 2
 BENCH_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -64,7 +65,7 @@ fix: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 test: check
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest --slow -m slow $(TESTS)

@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +34,7 @@ settings.register_profile(
 settings.load_profile("rpcrl")
 
 _session: dict[str, str] = {}
+_left_by_others: list[str] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,6 +99,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         f"temporary file {path}" for path in folder.iterdir() if not path.name.startswith(leak_police.ALLOWED_TEMPORARY)
     ]
     shutil.rmtree(folder, ignore_errors=True)
+    output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:  # one of several processes that share the tests (pytest-xdist): the first one tells
+        output["left_behind"] = left
+        return
+    left += _left_by_others
     if left and session.exitstatus == pytest.ExitCode.OK:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
@@ -104,6 +111,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             for line in left:
                 reporter.write_line(f"  {line}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what one of several test processes has left behind."""
+    _left_by_others.extend(getattr(node, "workeroutput", {}).get("left_behind", []))
 
 
 @pytest.fixture(autouse=True)

@@ -138,8 +138,22 @@ def test_only_a_run_that_was_open_before_may_have_new_files_in_shared_memory() -
         budget.unlink(missing_ok=True)
 
 
+def _run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text(
+        "from tests import conftest\nconftest.LEAK_GRACE_S = 0.1\nfrom tests.conftest import *\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), *arguments]
+    return subprocess.run(
+        [*command, str(folder)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def test_a_leaking_test_fails_with_the_stack_of_the_thread(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
     (tmp_path / "test_leaking.py").write_text(
         "import threading\n"
         "def wait_for_ever(event):\n"
@@ -147,17 +161,28 @@ def test_a_leaking_test_fails_with_the_stack_of_the_thread(tmp_path: Path) -> No
         "def test_leaks():\n"
         "    threading.Thread(target=wait_for_ever, args=[threading.Event()], daemon=True).start()\n"
     )
-    (tmp_path / "conftest.py").write_text(
-        "from tests import conftest\nconftest.LEAK_GRACE_S = 0.1\nfrom tests.conftest import *\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = _run_pytest(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "left behind" in done.stdout
     assert "in wait_for_ever" in done.stdout
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2", "--dist", "loadfile")], ids=["one process", "two"])
+def test_what_a_module_leaves_fails_the_session_whichever_process_ran_it(
+    tmp_path: Path, processes: tuple[str, ...]
+) -> None:
+    (tmp_path / "test_module.py").write_text(
+        "import pathlib, tempfile, pytest\n"
+        "@pytest.fixture(scope='module')\n"
+        "def untidy():\n"
+        "    yield\n"
+        "    pathlib.Path(tempfile.gettempdir(), 'forgotten').touch()\n"
+        "def test_passes(untidy):\n"
+        "    pass\n"
+    )
+    (tmp_path / "test_other.py").write_text("def test_passes():\n    pass\n")
+    done = _run_pytest(tmp_path, *processes)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout
+    assert "left behind by the session" in done.stdout
+    assert "forgotten" in done.stdout
