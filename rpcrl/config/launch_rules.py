@@ -8,17 +8,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rpcrl.config.account import has_agent_loop, replica_devices, rollout_devices
+from rpcrl.config.account import has_agent_loop, is_separate, replica_devices, rollout_devices
 from rpcrl.config.keys import settings, short_key
 from rpcrl.config.rule import BACKEND, ROLLOUT
 from rpcrl.config.run import RunConfig
 from rpcrl.config.vllm_rules import vllm_checks
 from rpcrl.errors import Violation
 
-__all__ = ["IDLE", "RUN_MODES", "resume_checks", "version_checks"]
+__all__ = ["IDLE", "resume_checks", "version_checks"]
 
 _AGENT = f"{ROLLOUT}.agent"
 _REWARD_MODEL = "reward.reward_model"
+_SEPARATE = ("separate", "separate-async")
+_ASYNC = ("colocate-async", "separate-async")
+_SAMPLER = "trainer.v1.sampler"
+_OF_MODES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    f"{ROLLOUT}.n_gpus_per_node": (_SEPARATE, "belongs to the rollout's own pool in the separate modes"),
+    f"{ROLLOUT}.checkpoint_engine.update_weights_timeout_s": (_SEPARATE, "belongs to weight syncs between 2 pools"),
+    f"{ROLLOUT}.checkpoint_engine.backend": (
+        _SEPARATE,
+        "is how weights cross pools in the separate modes; in one pool they are handed over in place",
+    ),
+    f"{ROLLOUT}.free_cache_engine": (
+        ("colocate", "colocate-async"),
+        "is about devices that trainer and rollout share; in the separate modes they share none",
+    ),
+    "trainer.max_staleness": (_ASYNC, "belongs to the async modes"),
+    f"{_SAMPLER}.max_off_policy_strategy": (_ASYNC, "belongs to the async modes"),
+    f"{_SAMPLER}.task_timeout_s": (_ASYNC, "belongs to the async modes"),
+    "trainer.v1.colocate_async.num_warmup_batches": (("colocate-async",), "belongs to mode colocate-async"),
+    "trainer.v1.separate_async.num_warmup_batches": (("separate-async",), "belongs to mode separate-async"),
+    "trainer.v1.separate_async.parameter_sync_step": (("separate-async",), "belongs to mode separate-async"),
+}
+"""Settings that some modes read: those modes, and what to say in the others."""
 IDLE: Mapping[str, str] = {
     **dict.fromkeys(
         (
@@ -34,14 +56,7 @@ IDLE: Mapping[str, str] = {
         ),
         "belongs to agent loops, and rollout.agent.default_agent_loop is null",
     ),
-    f"{ROLLOUT}.n_gpus_per_node": "belongs to the rollout's own pool in the separate modes",
-    f"{ROLLOUT}.checkpoint_engine.update_weights_timeout_s": "belongs to weight syncs between 2 pools",
-    f"{ROLLOUT}.checkpoint_engine.backend": "is how weights cross pools in the separate modes; in one pool they are "
-    "handed over in place",
-    "trainer.max_staleness": "belongs to the async modes",
-    "trainer.v1.colocate_async.num_warmup_batches": "belongs to mode colocate-async",
-    "trainer.v1.separate_async.num_warmup_batches": "belongs to mode separate-async",
-    "trainer.v1.separate_async.parameter_sync_step": "belongs to mode separate-async",
+    **{key: why for key, (_, why) in _OF_MODES.items()},
     **dict.fromkeys(
         (
             f"{_REWARD_MODEL}.{name}"
@@ -57,38 +72,15 @@ IDLE: Mapping[str, str] = {
         "belongs to a reward model, and reward.reward_model.enable is false",
     ),
 }
-"""Settings that nothing reads in a run of this version, each with the reason; a launch takes only their defaults."""
-
-_IDLE_IN_COLOCATE_ONLY = (
-    f"{ROLLOUT}.n_gpus_per_node",
-    f"{ROLLOUT}.checkpoint_engine.backend",
-    f"{ROLLOUT}.checkpoint_engine.update_weights_timeout_s",
-)
-_IDLE_IN_SEPARATE_ONLY: Mapping[str, str] = {
-    f"{ROLLOUT}.free_cache_engine": "is about devices that trainer and rollout share; in mode separate they share none",
-}
+"""Settings that not every run reads, each with the reason; a launch that does not takes only their defaults."""
 
 _PARALLEL = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
 
 
-RUN_MODES = ("colocate", "separate")
-"""Modes that this version trains in."""
-
-
 def version_checks(config: RunConfig) -> list[Violation]:
     """Return what this version accounts but does not run."""
-    rules = (_modes, _nodes, _engines, vllm_checks, _transports, _idle)
+    rules = (_nodes, _engines, vllm_checks, _transports, _agent_loops, _idle)
     return [violation for rule in rules for violation in rule(config)]
-
-
-def _modes(config: RunConfig) -> Iterator[Violation]:
-    if config.trainer.mode not in RUN_MODES:
-        yield Violation(
-            "trainer.mode",
-            f"this version trains in the modes {' and '.join(RUN_MODES)}; {config.trainer.mode} is accounted by "
-            "`rpcrl plan` and not run",
-            tuple(f"{'' if index == 0 else 'or '}choose --mode {mode}" for index, mode in enumerate(RUN_MODES)),
-        )
 
 
 def _nodes(config: RunConfig) -> Iterator[Violation]:
@@ -99,7 +91,7 @@ def _nodes(config: RunConfig) -> Iterator[Violation]:
             (f"set trainer.nnodes=1 (with trainer.n_gpus_per_node={config.trainer.n_gpus_per_node})",),
         )
     rollout = config.actor_rollout_ref.rollout
-    if config.trainer.mode == "separate" and rollout.nnodes > 1:
+    if is_separate(config) and rollout.nnodes > 1:
         yield Violation(
             f"{ROLLOUT}.nnodes",
             f"this version runs on one machine; {rollout.nnodes} nodes of the rollout are accounted by `rpcrl plan`",
@@ -109,7 +101,7 @@ def _nodes(config: RunConfig) -> Iterator[Violation]:
 
 def _transports(config: RunConfig) -> Iterator[Violation]:
     backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
-    if config.trainer.mode == "separate" and backend == "nccl" and config.trainer.device == "cpu":
+    if is_separate(config) and backend == "nccl" and config.trainer.device == "cpu":
         ranks = 1 + rollout_devices(config)
         yield Violation(
             BACKEND,
@@ -142,14 +134,19 @@ def _engines(config: RunConfig) -> Iterator[Violation]:
             )
 
 
+def _agent_loops(config: RunConfig) -> Iterator[Violation]:
+    if has_agent_loop(config) and config.trainer.mode in _ASYNC:
+        yield Violation(
+            f"{_AGENT}.default_agent_loop",
+            f"agent loops make whole batches in this version; mode {config.trainer.mode} asks for 1 prompt at a time",
+            ("choose --mode colocate or --mode separate", "or leave rollout.agent.default_agent_loop out"),
+        )
+
+
 def _idle(config: RunConfig) -> Iterator[Violation]:
-    """Yield what is set and would be ignored; beside a refused mode it would only repeat that."""
-    if config.trainer.mode not in RUN_MODES:
-        return
-    idle = dict(IDLE)
-    if config.trainer.mode == "separate":
-        idle = {key: why for key, why in IDLE.items() if key not in _IDLE_IN_COLOCATE_ONLY}
-        idle.update(_IDLE_IN_SEPARATE_ONLY)
+    """Yield what is set and would be ignored."""
+    mode = config.trainer.mode
+    idle = {key: why for key, why in IDLE.items() if mode not in _OF_MODES.get(key, ((), ""))[0]}
     idle = {key: why for key, why in idle.items() if not _is_used(config, key)}
     for key, why in idle.items():
         value: object = config

@@ -37,7 +37,7 @@ SEPARATE_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "actor_rollout_ref.rollout.checkpoint_engine.backend": "broadcast",
     }
 )
-"""What holds in mode separate when nobody sets it: the two devices of the default job, one for each pool."""
+"""What holds in the separate modes when nobody sets it: the two devices of the default job, one for each pool."""
 
 Check = Callable[[RunConfig], Sequence[Violation]]
 _NO_FLAGS: Mapping[str, tuple[str, Any]] = MappingProxyType({})
@@ -130,7 +130,7 @@ def read(
         unread.update(source.unread)
     if merged.get("trainer.total_epochs") is not None and "trainer.total_training_steps" not in merged:
         merged["trainer.total_training_steps"] = None
-    if merged.get("trainer.mode") == "separate":
+    if merged.get("trainer.mode") in ("separate", "separate-async"):
         merged = {**SEPARATE_DEFAULTS, **merged}
     config, mistyped = _validated(merged)
     problems.extend(mistyped)

@@ -19,6 +19,7 @@ from rpcrl.config.account import (
     trainer_devices,
 )
 from rpcrl.config.algorithm_rules import ALGORITHM_RULES
+from rpcrl.config.async_rules import ASYNC_RULES
 from rpcrl.config.critic_rules import CRITIC_RULES
 from rpcrl.config.remedy_numbers import divisors_beside, near, or_
 from rpcrl.config.rule import (
@@ -53,7 +54,7 @@ _rule = _RULES.rule
 def check(config: RunConfig, *, unread: Collection[str] = ()) -> list[Violation]:
     """Return every broken rule; rules that read a setting of ``unread`` are skipped."""
     found: list[Violation] = []
-    for reads, rule in (*_RULES, *ALGORITHM_RULES, *CRITIC_RULES, *TOKEN_RULES, *VLLM_RULES):
+    for reads, rule in (*_RULES, *ALGORITHM_RULES, *CRITIC_RULES, *TOKEN_RULES, *VLLM_RULES, *ASYNC_RULES):
         if not any(key in unread for key in reads):
             found.extend(rule(config))
     return found

@@ -40,7 +40,9 @@ __all__ = [
     "Reward",
     "RewardModel",
     "Rollout",
+    "RolloutCorrection",
     "RunConfig",
+    "Sampler",
     "Section",
     "Trainer",
     "ValKwargs",
@@ -244,6 +246,18 @@ class KlCtrl(Section):
     target_kl: Positive = _setting(0.1, "Adaptive: the mean KL that the weight aims at")
 
 
+class RolloutCorrection(Section):
+    """How the loss is corrected for samples of another policy than the one whose log-probs are recomputed."""
+
+    rollout_is: Literal["token", "sequence"] | None = _setting(
+        None, "Weigh tokens by the ratio of recomputed and sampler's probability: each by its own, or by its sequence's"
+    )
+    rollout_is_threshold: float | Text = _setting(
+        2.0, "Weights above it are cut off (a number), or those outside become 0 (lo_hi, e.g. 0.5_2.0)"
+    )
+    rollout_is_batch_normalize: bool = _setting(False, "Divide the weights of a batch by their mean")
+
+
 class Algorithm(Section):
     """From rewards to advantages."""
 
@@ -261,24 +275,41 @@ class Algorithm(Section):
     recompute_old_log_prob: bool = _setting(
         False, "Recompute the old log-probs with the trainer's model instead of taking the sampler's"
     )
+    rollout_correction: RolloutCorrection = RolloutCorrection()
+
+
+class Sampler(Section):
+    """Async modes: which samples are trained on, and how long one is waited for."""
+
+    max_off_policy_strategy: Literal["wait", "drop"] = _setting(
+        "wait", "Keep max_staleness by waiting for samples that are due, or by dropping those that come too late"
+    )
+    task_timeout_s: Positive = _setting(
+        600.0, "How long the samples of one prompt are waited for, s; then they are asked for again, once"
+    )
 
 
 class ColocateAsync(Section):
     """Settings of mode colocate-async."""
 
-    num_warmup_batches: Count = _setting(1, "Batches submitted before the first step")
+    num_warmup_batches: CountOrZero = _setting(
+        1, "Batches submitted before the first step: so many are in flight beside the one that is trained on"
+    )
 
 
 class SeparateAsync(Section):
     """Settings of mode separate-async."""
 
-    num_warmup_batches: Count = _setting(1, "Batches submitted before the first step")
+    num_warmup_batches: CountOrZero = _setting(
+        1, "Batches submitted before the first step: so many are in flight beside the one that is trained on"
+    )
     parameter_sync_step: Count = _setting(4, "Optimizer mini-batches between two weight syncs")
 
 
 class V1(Section):
-    """Settings that belong to one trainer mode each."""
+    """Settings that belong to the asynchronous modes."""
 
+    sampler: Sampler = Sampler()
     colocate_async: ColocateAsync = ColocateAsync()
     separate_async: SeparateAsync = SeparateAsync()
 
@@ -322,7 +353,7 @@ class Trainer(Section):
     log_train_generations: CountOrZero = _setting(4, "Training samples that are written out each step")
     max_actor_ckpt_to_keep: Count | None = _setting(None, "Newest checkpoints that stay; null keeps all")
     threads_per_worker: Count = _setting(1, "CPU threads of one worker process")
-    max_staleness: Count = _setting(1, "Async modes: largest age of a sample, weight versions")
+    max_staleness: CountOrZero = _setting(1, "Async modes: largest age of a sample, weight versions")
     v1: V1 = V1()
 
     @property

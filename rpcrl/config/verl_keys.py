@@ -46,6 +46,11 @@ def _mode(value: Any) -> Any:
     return TRAINER_MODES.get(value, value) if isinstance(value, str) else value
 
 
+def _versions(value: Any) -> Any:
+    """Return verl's age in versions: it counts a sample of the trainer's own weights as 1."""
+    return value - 1 if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _negated(value: Any) -> Any:
     return not value if isinstance(value, bool) else value
 
@@ -53,6 +58,7 @@ def _negated(value: Any) -> Any:
 _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "trainer.v1.trainer_mode": _mode,
     "algorithm.rollout_correction.bypass_mode": _negated,
+    "trainer.v1.sampler.max_off_policy_threshold": _versions,
 }
 
 
@@ -213,7 +219,10 @@ _OF_THE_RUN: Mapping[str, Unsupported] = {
     "algorithm.pf_ppo": Unsupported("not in this version"),
     "algorithm.filter_groups": Unsupported("groups without a reward difference are kept in this version"),
     "algorithm.filter_groups.enable": _OFF,
-    "algorithm.rollout_correction": Unsupported("the sampler's log-probs are used as they are"),
+    "algorithm.rollout_correction": Unsupported("only truncated importance sampling is in this version"),
+    "algorithm.rollout_correction.rollout_rs": Unsupported(
+        "rejection sampling is not in this version", "set algorithm.rollout_correction.rollout_is", (None,)
+    ),
     "reward.reward_manager": Unsupported("a reward function scores one response", "set reward.fn"),
     "reward.sandbox_fusion": Unsupported("not in this version"),
     "reward.reward_model.rollout": Unsupported("the reward model's engine has no settings in this version"),
@@ -246,7 +255,10 @@ _OF_THE_RUN: Mapping[str, Unsupported] = {
         "trainer devices are not lent to the rollout in this version"
     ),
     "trainer.v1.separate_async.hybrid_rollout.enable_switch": _OFF,
-    "trainer.v1.sampler": Unsupported("samplers are not chosen in this version", "set trainer.max_staleness"),
+    "trainer.v1.sampler.custom_sampler": Unsupported("samplers are not chosen in this version"),
+    "trainer.v1.sampler.sync_refill_failed_groups": Unsupported(
+        "groups that fail in the async modes are always replaced, and in the others they end the run"
+    ),
 }
 
 _SAME_FOR_THE_CRITIC: Mapping[str, tuple[str, ...]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,16 @@ class FsdpEngine(Sharded):
             batch, micro_batch_size, max_tokens, lambda micro: self._score(micro, entropy_gradient=False)
         )
         return log_prob, entropy
+
+    def copy_weights(self) -> dict[str, Tensor]:
+        """Return a copy, in CPU memory, of what this rank holds of each weight."""
+        return {name: local.detach().to("cpu", copy=True) for name, local in self._locals.items()}
+
+    def put_weights(self, kept: Mapping[str, Tensor]) -> None:
+        """Put the weights of ``copy_weights`` back; optimizer state and version stay as they are."""
+        with torch.no_grad():
+            for name, local in self._locals.items():
+                local.copy_(kept[name])
 
     def _outputs(self, micro: DataProto, loss_fn: Callable[..., Any]) -> tuple[Tensor, Tensor]:
         return self._score(micro, entropy_gradient=bool(getattr(loss_fn, "needs_entropy_gradient", True)))

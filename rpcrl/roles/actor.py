@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from rpcrl.dispatch.mode import Dispatch
 from rpcrl.dispatch.register import register
+from rpcrl.errors import UsageError
 from rpcrl.roles.learner import LearnerWorker
 from rpcrl.roles.passes import actor_pass, engine_options, log_prob_pass
 from rpcrl.roles.weight_sync import WeightSender
@@ -71,6 +72,7 @@ class ActorWorker(LearnerWorker, WeightSender):
             **engine_options(config),
         )
         self._engine = self._policy
+        self._kept: dict[str, Mapping[str, torch.Tensor]] = {}
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, batch: DataProto) -> DataProto:
@@ -101,6 +103,28 @@ class ActorWorker(LearnerWorker, WeightSender):
         )
         log_prob, _ = self._policy.compute_log_prob(row)
         return [float(value) for value in log_prob[0]]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_model_to_cpu(self, name: str) -> int:
+        """Keep a copy of this rank's part of the weights under ``name``; returns its bytes."""
+        self._kept[name] = self._policy.copy_weights()
+        return sum(tensor.nbytes for tensor in self._kept[name].values())
+
+    @register(Dispatch.ONE_TO_ALL)
+    def restore_model_from_cpu(self, name: str) -> None:
+        """Put the weights of ``save_model_to_cpu`` back; what the optimizer knows stays as it is."""
+        self._policy.put_weights(self._kept_weights(name))
+
+    @register(Dispatch.ONE_TO_ALL)
+    def clear_cpu_model(self, name: str) -> None:
+        """Let go of a copy of the weights."""
+        self._kept_weights(name)
+        del self._kept[name]
+
+    def _kept_weights(self, name: str) -> Mapping[str, torch.Tensor]:
+        if name not in self._kept:
+            raise UsageError(f"no weights are kept under {name!r}, only under: {', '.join(self._kept) or 'none'}")
+        return self._kept[name]
 
     def weight_buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Yield the full weights under Hugging Face names (collective), in this process."""

@@ -13,18 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rpcrl.config.account import (
-    has_agent_loop,
-    is_separate,
-    learners,
-    reward_pool_devices,
-    rollout_devices,
-    trainer_devices,
-)
+from rpcrl.config.account import learners
 from rpcrl.errors import ConfigError, UsageError, Violation
 from rpcrl.logs import get_logger
 from rpcrl.trainer.checkpoint import CheckpointStore, Manifest, check_world, read_manifest
-from rpcrl.trainer.groups import GroupStart, RoleGroups, resolve_device
+from rpcrl.trainer.groups import GroupStart, RoleGroups, named_processes, resolve_device
 from rpcrl.trainer.metrics import PhaseTimer, tensors_of
 from rpcrl.trainer.observer import Observer, RunInfo
 from rpcrl.trainer.resume import check_same_run, deciding_settings, named_checkpoint, run_path
@@ -74,6 +67,8 @@ class Trainer:
         self.heldout: Any = None
         self.weight_version = 0
         self.start_step = 0
+        self.unfinished_prompts: list[str] = []
+        """Prompts that the run to go on with had drawn and not trained on."""
         self._console = console
         self._console_sink = console_sink
         self._reward_fn: str | None = None
@@ -86,6 +81,16 @@ class Trainer:
     def step(self, step: int, timer: PhaseTimer) -> dict[str, float]:
         """Do everything of one step, including the weight sync at its end; returns its metrics."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a step does")
+
+    def on_train_begin(self) -> None:
+        """Do what has to be done before the first step: nothing here."""
+
+    def on_train_end(self) -> None:
+        """Do what has to be done after the last step: nothing here."""
+
+    def in_flight(self) -> list[str]:
+        """Return the prompts that were drawn and have had no end yet, for a checkpoint: none here."""
+        return []
 
     # -- the three uses ------------------------------------------------------------------------------------------------
 
@@ -117,8 +122,10 @@ class Trainer:
             with self._open_tracking() as tracking:
                 self._sync_weights(self.weight_version)
                 self._validate_at_start(tracking)
+                self.on_train_begin()
                 for step in range(self.start_step + 1, self.total_steps + 1):
                     self._one_step(step, tracking)
+                self.on_train_end()
             return self._finish()
 
     def evaluate(self) -> dict[str, float]:
@@ -262,17 +269,7 @@ class Trainer:
     def _start(self, controller: Controller) -> None:
         from rpcrl.trainer.sources import critic_folder, model_folder
 
-        parts = [f"{trainer_devices(self.config)} trainer"]
-        if is_separate(self.config):
-            parts.append(f"{rollout_devices(self.config)} rollout")
-        if self._reward_fn is not None:
-            parts.append(f"{self.config.reward.num_workers} reward")
-        if has_agent_loop(self.config):
-            parts.append(f"{self.config.actor_rollout_ref.rollout.agent.num_workers} agent-loop")
-        if reward_pool_devices(self.config):
-            parts.append(f"{reward_pool_devices(self.config)} reward model")
-        shown = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
-        self.observer.on_status(f"starting {shown} processes")
+        self.observer.on_status(f"starting {named_processes(self.config, self._reward_fn)}")
         model_path = str(model_folder(self.config))
         starting = GroupStart(
             controller,
@@ -313,6 +310,7 @@ class Trainer:
                 group.load_checkpoint(str(directory), manifest.ranks[role])
         self.start_step = manifest.step
         self.weight_version = manifest.weight_version
+        self.unfinished_prompts = list(manifest.unfinished_prompts)
         if self.kl is not None and manifest.kl_coef is not None:
             self.kl.coefficient = manifest.kl_coef
         self.totals = Totals.from_json(manifest.totals)
@@ -414,6 +412,7 @@ class Trainer:
             weight_version=self.weight_version,
             data=self.train.state(),
             totals=self.totals.to_json(),
+            unfinished_prompts=self.in_flight(),
             kl_coef=None if self.kl is None else self.kl.coefficient,
             settings=deciding_settings(self.config),
         )

@@ -56,6 +56,8 @@ class Manifest:
     """Position of the training data."""
     totals: dict[str, Any] = field(default_factory=dict)
     """Running totals of the run (seconds, tokens, syncs), so that the summary covers all of it."""
+    unfinished_prompts: list[str] = field(default_factory=list)
+    """Prompts that were drawn and neither trained on nor dropped, by uid, in their order; asynchronous modes only."""
     kl_coef: float | None = None
     """Weight that the next step's KL has in the reward; None in a run without one."""
     settings: dict[str, Any] = field(default_factory=dict)

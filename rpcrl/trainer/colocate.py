@@ -8,13 +8,20 @@ rollout with the new weights: samples are never older than the weights that they
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rpcrl.config.account import all_devices, learners
 from rpcrl.trainer.base import Trainer
-from rpcrl.trainer.metrics import PhaseTimer, data_metrics, log_prob_difference, tensors_of, timing_metrics
+from rpcrl.trainer.metrics import (
+    PhaseTimer,
+    data_metrics,
+    joined_figures,
+    log_prob_difference,
+    tensors_of,
+    timing_metrics,
+)
 
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
@@ -28,7 +35,14 @@ class ColocateTrainer(Trainer):
     """One pool without overlap, every estimator: each step samples with the weights that the step before it made."""
 
     mode: ClassVar[str] = "colocate"
+    part: int = 0
+    """Number of the part of the step that is being done."""
     _sleeping: Future[Any] | None = None
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of a step, of as many prompts each, that are sampled and trained on one after the other."""
+        return 1
 
     def step(self, step: int, timer: PhaseTimer) -> dict[str, float]:
         """Do one step: B × n samples, B / M × epochs optimizer steps, one weight sync.
@@ -36,7 +50,24 @@ class ColocateTrainer(Trainer):
         Before step ``trainer.critic_warmup`` only the critic learns; the rollout wakes with the weights that it had.
         """
         began_s = time.perf_counter()
-        batch = self.sample(step, timer)
+        self.prepare_step(step)
+        batches, figures = [], []
+        for part in range(self.num_parts):
+            batch, metrics = self._one_part(step, part, timer)
+            batches.append(batch)
+            figures.append(metrics)
+        with timer("update_weights"):
+            self.sync_weights()
+        metrics = joined_figures(figures)
+        metrics.update(self._timing(batches, timer, time.perf_counter() - began_s))
+        return metrics
+
+    def _one_part(self, step: int, part: int, timer: PhaseTimer) -> tuple[DataProto, dict[str, float]]:
+        """Sample, score and train on one part of a step."""
+        self.part = part
+        with timer("gen"):
+            batch = self.sample(step)
+        self.after_sampling()
         batch, metrics = self.score(batch, timer)
         if self.groups.critic is not None:
             with timer("update_critic"):
@@ -45,20 +76,17 @@ class ColocateTrainer(Trainer):
         if step >= self.config.trainer.critic_warmup:
             with timer("update_actor"):
                 metrics.update(self.update_actor(batch, step, meanwhile=described))
-        with timer("update_weights"):
-            self.sync_weights()
         metrics.update(described())
-        metrics.update(self._timing(batch, timer, time.perf_counter() - began_s))
-        return metrics
+        return batch, metrics
 
-    def sample(self, step: int, timer: PhaseTimer) -> DataProto:
-        """Generate the step's samples."""
+    def prepare_step(self, step: int) -> None:
+        """Do what has to be done before a step's first sample: nothing here."""
+
+    def sample(self, step: int) -> DataProto:
+        """Return the samples of the part."""
         from rpcrl.trainer import steps
 
-        with timer("gen"):
-            batch = steps.generate(self.groups.sampler, self.next_prompts(), self.sampling, step=step)
-        self.after_sampling()
-        return batch
+        return steps.generate(self.groups.sampler, self.next_prompts(), self.sampling, step=step)
 
     def after_sampling(self) -> None:
         """Free the rollout's memory for the trainer (``free_cache_engine``); the driver need not wait for it.
@@ -80,11 +108,11 @@ class ColocateTrainer(Trainer):
                 self._sleeping.result()
                 self._sleeping = None
         with timer("old_log_prob"):
-            batch = steps.old_log_prob(
-                self.groups.actor, batch, recompute=algorithm.recompute_old_log_prob, balance=balance
-            )
-            if algorithm.recompute_old_log_prob:
-                metrics.update(log_prob_difference(batch))
+            batch = self.old_log_prob(batch)
+        if algorithm.recompute_old_log_prob:
+            metrics.update(log_prob_difference(batch))
+            batch, more = steps.rollout_correction(batch, algorithm.rollout_correction)
+            metrics.update(more)
         if self.groups.reference is not None:
             with timer("ref"):
                 batch = steps.ref_log_prob(self.groups.reference, batch, balance=balance)
@@ -94,6 +122,17 @@ class ColocateTrainer(Trainer):
         with timer("adv"):
             batch, more = steps.advantage(batch, algorithm, kl=self.kl)
         return batch, {**metrics, **more}
+
+    def old_log_prob(self, batch: DataProto) -> DataProto:
+        """Add the log-probs that the policy's ratio is taken to."""
+        from rpcrl.trainer import steps
+
+        return steps.old_log_prob(
+            self.groups.actor,
+            batch,
+            recompute=self.config.algorithm.recompute_old_log_prob,
+            balance=self.config.trainer.balance_batch,
+        )
 
     def update_critic(self, batch: DataProto, step: int) -> dict[str, float]:
         """Make the critic's optimizer steps."""
@@ -123,10 +162,16 @@ class ColocateTrainer(Trainer):
             epochs=actor.ppo_epochs,
             lr=self._rate(actor.optim, step),
             temperature=rollout.temperature,
-            extra_columns=("ref_log_prob",) if actor.use_kl_loss else (),
+            extra_columns=self._extra_columns(),
             balance=self.config.trainer.balance_batch,
             meanwhile=meanwhile,
         )
+
+    def _extra_columns(self) -> tuple[str, ...]:
+        algorithm = self.config.algorithm
+        columns = ("ref_log_prob",) if self.config.actor_rollout_ref.actor.use_kl_loss else ()
+        weighted = algorithm.recompute_old_log_prob and algorithm.rollout_correction.rollout_is is not None
+        return (*columns, "rollout_is_weights") if weighted else columns
 
     def _rate(self, optim: Optim, step: int) -> float:
         """Return the learning rate of a step."""
@@ -146,17 +191,18 @@ class ColocateTrainer(Trainer):
         metrics = data_metrics(
             batch, max_prompt_length=data.max_prompt_length, max_response_length=data.max_response_length
         )
-        self._write_step_samples(batch, step)
+        if self.part == 0:
+            self._write_step_samples(batch, step)
         if step < self.total_steps:
             self.train.prepare()
         return metrics
 
-    def _timing(self, batch: DataProto, timer: PhaseTimer, step_s: float) -> dict[str, float]:
+    def _timing(self, batches: Sequence[DataProto], timer: PhaseTimer, step_s: float) -> dict[str, float]:
         return timing_metrics(
             timer.seconds,
             step_s=step_s,
-            total_tokens=int(tensors_of(batch)["attention_mask"].sum()),
-            response_tokens=int(tensors_of(batch)["response_mask"].sum()),
+            total_tokens=sum(int(tensors_of(batch)["attention_mask"].sum()) for batch in batches),
+            response_tokens=sum(int(tensors_of(batch)["response_mask"].sum()) for batch in batches),
             num_devices=all_devices(self.config),
         )
 

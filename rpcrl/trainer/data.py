@@ -192,6 +192,22 @@ class PromptLoader:
         rows = [self._source.row(number) for number in numbers]
         return self._encoder.batch(rows, [f"{self._epoch}-{number}" for number in numbers])
 
+    def prompts(self, uids: Sequence[str]) -> DataProto:
+        """Return prompts that ``next_batch`` has given before, by their uids; the position stays where it is.
+
+        Raises CheckpointError for a uid that is none of this source's.
+        """
+        numbers = []
+        for uid in uids:
+            epoch, _, number = uid.partition("-")
+            usable = self._rows is None or (number.isdecimal() and int(number) in self._rows)
+            if not (epoch.isdecimal() and number.isdecimal() and usable):
+                raise CheckpointError(
+                    f"prompt {uid!r} is not one of {self._source.name}; resume with the data of the run that drew it"
+                )
+            numbers.append(int(number))
+        return self._encoder.batch([self._source.row(number) for number in numbers], list(uids))
+
     def state(self) -> dict[str, int | str | bool | None]:
         """Return the position as plain JSON, with what it is a position in."""
         return {"epoch": self._epoch, "batch": self._batch, **self._identity()}

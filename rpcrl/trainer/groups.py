@@ -23,6 +23,8 @@ from rpcrl.config.account import (
     needs_reference,
     replica_devices,
     reward_pool_devices,
+    rollout_devices,
+    trainer_devices,
 )
 from rpcrl.config.registry import AGENT_LOOPS, POLICY_LOSSES
 from rpcrl.env import THREAD_VARIABLES
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from rpcrl.runtime.controller import Controller
     from rpcrl.runtime.worker_group import ClassWithInitArgs
 
-__all__ = ["GroupStart", "RoleGroups", "resolve_device"]
+__all__ = ["GroupStart", "RoleGroups", "named_processes", "resolve_device"]
 
 CONNECT_S = 120.0
 """How long agent-loop workers may take to know the replicas."""
@@ -96,6 +98,21 @@ def resolve_device(config: RunConfig) -> str:
     if reward_pool_devices(config):
         wanted += config.reward.reward_model.n_gpus_per_node
     return "cuda" if torch.cuda.device_count() >= wanted else "cpu"
+
+
+def named_processes(config: RunConfig, reward_fn: str | None) -> str:
+    """Return which processes a run starts, for a person."""
+    parts = [f"{trainer_devices(config)} trainer"]
+    if is_separate(config):
+        parts.append(f"{rollout_devices(config)} rollout")
+    if reward_fn is not None:
+        parts.append(f"{config.reward.num_workers} reward")
+    if has_agent_loop(config):
+        parts.append(f"{config.actor_rollout_ref.rollout.agent.num_workers} agent-loop")
+    if reward_pool_devices(config):
+        parts.append(f"{reward_pool_devices(config)} reward model")
+    shown = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+    return f"{shown} processes"
 
 
 def _portable(roles: ActorRolloutRef) -> ActorRolloutRef:

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 
     from rpcrl.batch.data_proto import DataProto
 
-__all__ = ["PhaseTimer", "data_metrics", "log_prob_difference", "reduce_metrics", "tensors_of", "timing_metrics"]
+__all__ = [
+    "PhaseTimer",
+    "data_metrics",
+    "joined_figures",
+    "log_prob_difference",
+    "reduce_metrics",
+    "staleness_metrics",
+    "tensors_of",
+    "timing_metrics",
+]
+
+_COUNTS = ("num_updates", "skipped", "evicted_samples")
+"""Last parts of the names of figures that add up over the parts of a step."""
 
 
 def tensors_of(batch: DataProto) -> Any:
@@ -170,4 +182,32 @@ def log_prob_difference(batch: DataProto) -> dict[str, float]:
         "training/rollout_probs_diff_max": float(difference.max()),
         "training/rollout_probs_diff_mean": float(difference.mean()),
         "training/rollout_probs_diff_std": float(difference.std(unbiased=False)),
+    }
+
+
+def joined_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Make one figure of those of a step's parts: as ``reduce_metrics``, but counts of updates and samples add up."""
+    joined = reduce_metrics(parts)
+    for name in joined:
+        if name.rsplit("/", 1)[-1] in _COUNTS:
+            joined[name] = sum(part.get(name, 0.0) for part in parts)
+    return joined
+
+
+def staleness_metrics(batch: DataProto, *, version: int) -> dict[str, float]:
+    """Return ``training/off_policy/*``, in weight versions, from ``min_weight_version`` and ``max_weight_version``.
+
+    ``trajectory_spans``: versions between a sample's first and last token; ``trajectory_staleness`` and ``_worst``: how
+    much older than the trainer's weights, of ``version``, the newest and the oldest of a sample's tokens are.
+    """
+    import torch
+
+    low, high = (
+        torch.tensor([int(value) for value in batch.non_tensor_batch[name]])
+        for name in ("min_weight_version", "max_weight_version")
+    )
+    return {
+        **_spread("training/off_policy/trajectory_spans", high - low),
+        **_spread("training/off_policy/trajectory_staleness", version - high),
+        **_spread("training/off_policy/trajectory_staleness_worst", version - low),
     }

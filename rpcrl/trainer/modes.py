@@ -14,10 +14,12 @@ __all__ = ["trainer_of"]
 
 def trainer_of(mode: str) -> type[Trainer]:
     """Return the trainer class of ``trainer.mode``. Raises UsageError for a mode that this version does not run."""
+    from rpcrl.trainer.asynchronous import ColocateAsyncTrainer, SeparateAsyncTrainer
     from rpcrl.trainer.colocate import ColocateTrainer
     from rpcrl.trainer.separate import SeparateTrainer
 
-    trainers: dict[str, type[Trainer]] = {"colocate": ColocateTrainer, "separate": SeparateTrainer}
+    modes: tuple[type[Trainer], ...] = (ColocateTrainer, SeparateTrainer, ColocateAsyncTrainer, SeparateAsyncTrainer)
+    trainers = {trainer.mode: trainer for trainer in modes}
     if mode not in trainers:
-        raise UsageError(f"this version trains in the modes {' and '.join(trainers)}, not in {mode!r}")
+        raise UsageError(f"this version trains in the modes {', '.join(trainers)}, not in {mode!r}")
     return trainers[mode]

@@ -5,6 +5,7 @@
     RUN_DIR/
       config.yaml          the resolved configuration
       metrics.jsonl        one line a step
+      ledger.jsonl         async modes, one line a step: its weight version, the prompts trained on, those dropped
       tensorboard/         the same figures as TensorBoard events
       logs/                one file a rank
       run.lock             held by the driver while it runs
@@ -126,6 +127,11 @@ class RunDirectory:
     def config(self) -> Path:
         """The resolved configuration."""
         return self.path / "config.yaml"
+
+    @property
+    def ledger(self) -> Path:
+        """Which prompts each step of an asynchronous run has trained on, and which it has dropped."""
+        return self.path / "ledger.jsonl"
 
     @property
     def metrics(self) -> Path:

@@ -16,6 +16,7 @@ import torch
 
 from rpcrl.algorithms.advantages import estimate_advantages, get_advantage
 from rpcrl.algorithms.kl import FixedKl, KlController, kl_in_reward
+from rpcrl.algorithms.rollout_correction import importance_weights, rollout_metrics
 from rpcrl.batch.data_proto import DataProto
 from rpcrl.errors import BatchError
 from rpcrl.trainer.balancing import dealt, in_balance
@@ -23,7 +24,7 @@ from rpcrl.trainer.metrics import reduce_metrics, tensors_of
 from rpcrl.trainer.mini_batches import equal_mini_batches
 
 if TYPE_CHECKING:
-    from rpcrl.config.run import Algorithm
+    from rpcrl.config.run import Algorithm, RolloutCorrection
 
 __all__ = [
     "Sampling",
@@ -32,11 +33,14 @@ __all__ = [
     "generate",
     "old_log_prob",
     "ref_log_prob",
+    "request_rows",
     "reward",
+    "rollout_correction",
     "update_actor",
     "update_critic",
     "update_weights",
     "values",
+    "with_prompts",
 ]
 
 ACTOR_COLUMNS = (
@@ -102,16 +106,29 @@ def generate(rollout: Any, prompts: DataProto, sampling: Sampling, *, step: int,
     (``rpcrl.agents.manager``) get all columns, and may return several rows for a sample: then there are more.
     Raises BatchError when a sample is missing.
     """
+    repeated, request = request_rows(prompts, sampling, step=step)
+    if getattr(rollout, "reads_prompts", False):
+        request.non_tensor_batch = dict(repeated.non_tensor_batch)
+        request.meta_info["validate"] = validate
+    sampled: DataProto = rollout.generate_sequences(request)
+    return with_prompts(repeated, sampled, sampling, weight_version=sampled.meta_info["weight_version"])
+
+
+def request_rows(prompts: DataProto, sampling: Sampling, *, step: int) -> tuple[DataProto, DataProto]:
+    """Return the prompts n times each, and the rows of them that a rollout is asked to sample."""
     repeated = prompts.repeat(sampling.n, interleave=True)
     index = _object_array([row % sampling.n for row in range(len(repeated))])
-    reads_prompts = getattr(rollout, "reads_prompts", False)
-    columns = repeated.non_tensor_batch if reads_prompts else {"uid": repeated.non_tensor_batch["uid"]}
+    repeated.non_tensor_batch["sample_index"] = index
     request = DataProto(
         batch=repeated.select(batch_keys=["input_ids", "attention_mask"], non_tensor_batch_keys=[]).batch,
-        non_tensor_batch={**columns, "sample_index": index},
-        meta_info={**sampling.meta_info(step), **({"validate": validate} if reads_prompts else {})},
+        non_tensor_batch={"uid": repeated.non_tensor_batch["uid"], "sample_index": index},
+        meta_info=sampling.meta_info(step),
     )
-    sampled: DataProto = rollout.generate_sequences(request)
+    return repeated, request
+
+
+def with_prompts(repeated: DataProto, sampled: DataProto, sampling: Sampling, **meta_info: object) -> DataProto:
+    """Return what was sampled beside the columns of its prompts; see ``generate``."""
     own = dict(sampled.non_tensor_batch)
     rows = [int(row) for row in own.pop("request_row", range(len(sampled)))]
     if len(set(rows)) != len(repeated) or rows != sorted(rows):
@@ -119,12 +136,9 @@ def generate(rollout: Any, prompts: DataProto, sampling: Sampling, *, step: int,
     given = {name: column[rows] for name, column in repeated.non_tensor_batch.items()}
     return DataProto(
         batch=sampled.batch,
-        non_tensor_batch={**given, **own, "sample_index": index[rows]},
+        non_tensor_batch={**given, **own, "sample_index": given["sample_index"]},
         # The temperature goes along: whoever scores these samples again must do it under the same distribution.
-        meta_info={
-            "weight_version": sampled.meta_info["weight_version"],
-            "temperature": sampling.temperature if sampling.do_sample else 1.0,
-        },
+        meta_info={**meta_info, "temperature": sampling.temperature if sampling.do_sample else 1.0},
     )
 
 
@@ -210,6 +224,27 @@ def old_log_prob(actor: Any, batch: DataProto, *, recompute: bool, balance: bool
         return batch.union(scored.select(batch_keys=["old_log_probs"]))
     sampler = tensors_of(batch)["rollout_log_probs"]
     return batch.union(DataProto.from_dict(tensors={"old_log_probs": sampler.clone()}))
+
+
+def rollout_correction(batch: DataProto, settings: RolloutCorrection) -> tuple[DataProto, dict[str, float]]:
+    """Compare ``old_log_probs`` with the sampler's; with ``rollout_is`` add ``rollout_is_weights`` [N, R].
+
+    Returns the batch and ``rollout_corr/*``.
+    """
+    columns = tensors_of(batch)
+    old, rollout, mask = columns["old_log_probs"], columns["rollout_log_probs"], columns["response_mask"]
+    metrics = rollout_metrics(old, rollout, mask)
+    if settings.rollout_is is None:
+        return batch, metrics
+    weights, more = importance_weights(
+        old,
+        rollout,
+        mask,
+        level=settings.rollout_is,
+        threshold=settings.rollout_is_threshold,
+        batch_normalize=settings.rollout_is_batch_normalize,
+    )
+    return batch.union(DataProto.from_dict(tensors={"rollout_is_weights": weights})), {**metrics, **more}
 
 
 def ref_log_prob(reference: Any, batch: DataProto, *, balance: bool = False) -> DataProto:

@@ -17,6 +17,7 @@ ALSO_READ_AS = {"trainer.default_local_dir": "trainer.run_dir"}
 PASSED_ON = {
     "actor_rollout_ref": ("roles", "config", "settings"),
     "algorithm": ("settings",),
+    "rollout_correction": ("settings",),
     "actor": ("settings", "config"),
 }
 """Section → names that whole sections have as parameters of functions below the trainer."""

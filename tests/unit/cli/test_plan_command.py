@@ -54,7 +54,8 @@ def test_the_json_of_the_articles_settings_is_frozen() -> None:
 
 def test_with_mistakes_the_json_is_still_whole_and_the_exit_code_2() -> None:
     broken = [text for text in SEPARATE_ASYNC if "nccl" not in text and "rollout.n" not in text]
-    result = _plan("--mode", "separate-async", "--json", *broken, "data.train_batch_size=1000")
+    none = ("rollout.nnodes=0", "rollout.n_gpus_per_node=0", "rollout.checkpoint_engine.backend=naive")
+    result = _plan("--mode", "separate-async", "--json", *broken, *none, "data.train_batch_size=1000")
     assert result.exit_code == 2
     answer = json.loads(result.stdout)
     assert list(answer) == KEYS

@@ -107,7 +107,7 @@ def test_two_nccl_ranks_never_share_a_device(monkeypatch: pytest.MonkeyPatch) ->
     ("setting", "part"),
     [
         ("rollout.nnodes=2", "2 nodes of the rollout are accounted"),
-        ("rollout.free_cache_engine=false", "in mode separate they share none"),
+        ("rollout.free_cache_engine=false", "in the separate modes they share none"),
         ("rollout.name=sglang", "this version samples with the engines torch and vllm"),
     ],
 )
