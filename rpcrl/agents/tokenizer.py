@@ -85,6 +85,24 @@ class LightTokenizer:
             )
         )
 
+    def next_turn(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return what stands between an answer of the model, with its end, and the opening of its next one.
+
+        ``messages`` are what is said to it meanwhile: a tool's result, another question. The answer itself is never
+        written anew, so the tokens of the conversation stay those that were sampled. Raises UsageError for a template
+        that does not simply go on after an answer.
+        """
+        question, answer = {"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}
+        opened = f"{self.chat([question])}answer"
+        whole = self.chat([question, answer, *messages])
+        if not whole.startswith(opened):
+            raise UsageError(
+                f"the chat template of {self.folder} writes an answer that lies behind otherwise than one that is "
+                "being given; write the tokens between two turns yourself"
+            )
+        rest = whole[len(opened) :]
+        return rest.removeprefix(self.eos_token) if self.eos_token else rest
+
     def _special(self, name: str) -> str | None:
         value = self._settings.get(name)
         return value.get("content") if isinstance(value, dict) else value

@@ -59,6 +59,23 @@ def test_the_template_writes_what_it_writes_there(folder: Path, tools: list[dict
         light.chat([{"role": "bad", "content": ""}])
 
 
+CHATML = """{% for message in messages %}<{{ message.role }}> {{ message.content }}<eos>
+{% endfor %}{% if add_generation_prompt %}<assistant> {% endif %}"""
+
+
+def test_between_two_answers_stands_what_the_template_writes_there(folder: Path):
+    (folder / "chat_template.jinja").write_text(CHATML)
+    light = LightTokenizer(folder)
+    first = light.chat(CHAT)
+    told = [{"role": "tool", "content": "24"}]
+    whole = light.chat([*CHAT, {"role": "assistant", "content": "12 + 12"}, *told])
+    assert f"{first}12 + 12<eos>{light.next_turn(told)}" == whole
+    assert light.next_turn([]) == "\n<assistant> "
+    (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}{% if add_generation_prompt %}:{% endif %}")
+    with pytest.raises(UsageError, match="write the tokens between two turns yourself"):
+        LightTokenizer(folder).next_turn(told)
+
+
 def test_a_template_in_the_settings_is_found_too(folder: Path):
     (folder / "chat_template.jinja").unlink()
     file = folder / "tokenizer_config.json"
