@@ -34,7 +34,7 @@ BEGINNING = [
     {"role": "assistant", "content": "#### 72"},
 ]
 """What each question is preceded by."""
-CALL = re.compile(r"calc\(([^\n]{1,100})\)")
+CALL = re.compile(r"calc\(((?:[^()\n]|\([^()\n]*\)){1,100})\)")
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 LARGEST = 10**12
 

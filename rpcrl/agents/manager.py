@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from rpcrl.agents.tasks import AGENT_NAME, SAMPLING_PARAMS, AgentTask, TaskResul
 from rpcrl.engines.sampling_settings import SamplingSettings
 from rpcrl.errors import AgentLostError, AgentTaskError, BatchError, CallTimeoutError, WorkerLostError
 from rpcrl.logs import get_logger
+from rpcrl.runtime.future import wait_all
 
 if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
@@ -26,6 +27,8 @@ log = get_logger(__name__)
 
 GRACE_S = 30.0
 """What a worker may take beyond the deadlines of its tasks before it is given up."""
+CONTROL_S = 60.0
+"""How long workers may take to hear of a replica."""
 SHOWN = 5
 """Failed samples that an error tells about in full."""
 
@@ -89,6 +92,29 @@ class AgentLoopManager:
                 results[given.rows.start : given.rows.stop] = outcome
         return self._batch(request, tasks, [result for result in results if result is not None])
 
+    # -- where the asynchronous modes ask for one prompt at a time -----------------------------------------------------
+
+    def live(self) -> Mapping[str, Any]:
+        """Return the workers that take prompts now, by name; each has ``sample``, as a rollout worker has."""
+        return {worker.name: _Samples(self, worker) for worker in self._workers}
+
+    def lost(self, name: str, error: WorkerLostError) -> None:
+        """Hear that a worker has gone. Raises the error when none is left."""
+        self._workers = [worker for worker in self._workers if worker.name != name]
+        if not self._workers:
+            raise error
+
+    def await_one(self) -> None:
+        """Return at once: there is one as long as ``lost`` has not raised."""
+
+    def add_replica(self, name: str, handle: Any) -> None:
+        """Have all workers send requests to one more replica, or to one that came back."""
+        wait_all([worker.add_replica.submit(name, handle) for worker in self._workers], timeout_s=CONTROL_S)
+
+    def remove_replica(self, name: str) -> None:
+        """Have no worker send further requests to a replica."""
+        wait_all([worker.remove_replica.submit(name) for worker in self._workers], timeout_s=CONTROL_S)
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _give(self, rows: range, tasks: list[AgentTask]) -> _Given:
@@ -134,6 +160,50 @@ class AgentLoopManager:
             "num_retried_tasks": sum(result.attempts > 1 for result in results),
         }
         return type(rows)(batch=rows.batch, non_tensor_batch=rows.non_tensor_batch, meta_info=meta)
+
+
+class _Samples:
+    """The method ``sample`` of one agent-loop worker, for batches."""
+
+    def __init__(self, manager: AgentLoopManager, worker: Any) -> None:
+        self._manager = manager
+        self._worker = worker
+
+    @property
+    def sample(self) -> _Samples:
+        """The method itself."""
+        return self
+
+    def submit(self, request: DataProto) -> _PendingRows:
+        """Start the samples of a request; what it takes and gives is that of ``generate_sequences``."""
+        tasks = list(_tasks_of(request, self._manager._config))
+        return _PendingRows(self._manager, request, tasks, self._worker.run_group.submit(tasks))
+
+
+class _PendingRows:
+    """Rows on their way, as a Future: ``result`` makes a batch of what the worker tells."""
+
+    def __init__(self, manager: AgentLoopManager, request: DataProto, tasks: Sequence[AgentTask], future: Any) -> None:
+        self._manager = manager
+        self._request = request
+        self._tasks = tasks
+        self._future = future
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        """Call ``callback(self)`` when the worker has answered or is gone."""
+        self._future.add_done_callback(lambda _: callback(self))
+
+    def cancel(self) -> bool:
+        """Give the samples up."""
+        return bool(self._future.cancel())
+
+    def result(self, timeout_s: float | None = None) -> DataProto:
+        """Return the rows; raises AgentTaskError for samples that were not made, or when none has a token."""
+        results: list[TaskResult] = self._future.result(timeout_s)
+        if not any(result.outputs for result in results):
+            failed = list(zip(self._tasks, results, strict=True))
+            raise AgentTaskError(_story(failed, len(failed), self._manager._config.max_attempts))
+        return self._manager._batch(self._request, self._tasks, results)
 
 
 def _tasks_of(request: DataProto, config: Agent) -> Iterator[AgentTask]:

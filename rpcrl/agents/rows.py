@@ -58,6 +58,8 @@ def rows_of(outputs: Sequence[Sequence[AgentLoopOutput]], shape: RowShape) -> Da
         log_probs[row, :length] = torch.tensor(list(output.response_logprobs), dtype=torch.float32)
         versions[row, :length] = torch.tensor(list(output.response_versions), dtype=torch.int64)
     sampled = [[version for version in output.response_versions if version != NO_VERSION] for output in flat]
+    # a row that nobody sampled is as new as the others: it is no reason to drop them as stale
+    newest = max((version for of_row in sampled for version in of_row), default=NO_VERSION)
     # past the end positions go on counting, as the engines' do
     tail = attention_mask[:, :p].sum(-1, keepdim=True) + torch.arange(r)
     return DataProto.from_dict(
@@ -75,8 +77,8 @@ def rows_of(outputs: Sequence[Sequence[AgentLoopOutput]], shape: RowShape) -> Da
             **_extra_columns(flat),
             "finish_reason": [output.finish_reason for output in flat],
             "num_turns": [output.num_turns for output in flat],
-            "min_weight_version": [min(of_row, default=NO_VERSION) for of_row in sampled],
-            "max_weight_version": [max(of_row, default=NO_VERSION) for of_row in sampled],
+            "min_weight_version": [min(of_row, default=newest) for of_row in sampled],
+            "max_weight_version": [max(of_row, default=newest) for of_row in sampled],
             REQUEST_ROW: [row for row, of_request in enumerate(outputs) for _ in of_request],
             "output_index": [index for of_request in outputs for index, _ in enumerate(of_request)],
         },

@@ -52,9 +52,11 @@ class AsyncTrainer(ColocateTrainer):
         raise NotImplementedError(f"{type(self).__name__} does not say how many batches are in flight")
 
     def replicas(self) -> Replicas:
-        """Return where prompts are sampled."""
+        """Return where prompts are sampled: by agent loops, or by the rollout's workers."""
         from rpcrl.trainer.group_sampler import FixedReplicas
 
+        if self.groups.agents is not None:
+            return self.groups.agents
         return FixedReplicas(self.groups.rollout)
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -120,8 +122,7 @@ class AsyncTrainer(ColocateTrainer):
             later=prompts * (self.num_parts - 1 - self.part),
             limit=self._limit(step),
         )
-        n = self.config.actor_rollout_ref.rollout.n
-        self._consumed += [str(uid) for uid in batch.non_tensor_batch["uid"][::n]]
+        self._consumed += dict.fromkeys(str(uid) for uid in batch.non_tensor_batch["uid"])
         return batch
 
     def _described(self, batch: DataProto, step: int) -> dict[str, float]:

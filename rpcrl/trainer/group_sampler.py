@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rpcrl.agents.balancer import Balancer, Placement
 from rpcrl.batch.data_proto import DataProto
-from rpcrl.errors import RemoteError, RpcrlError, WorkerLostError
+from rpcrl.errors import AgentTaskError, RemoteError, RpcrlError, WorkerLostError
 from rpcrl.logs import get_logger
 from rpcrl.trainer import steps
 
@@ -38,6 +38,9 @@ NOISE_STEP = 0
 class Replicas(Protocol):
     """Where tasks run. All calls come from the driver's thread."""
 
+    reads_prompts: bool
+    """Whether ``sample`` wants all columns of a prompt."""
+
     def live(self) -> Mapping[str, Any]:
         """Return the replicas that take tasks now: name → handle of a worker with ``sample``."""
         ...
@@ -53,6 +56,8 @@ class Replicas(Protocol):
 
 class FixedReplicas:
     """The workers of one group, of which none can be spared."""
+
+    reads_prompts = False
 
     def __init__(self, group: Any) -> None:
         self._workers = {f"rollout {worker.rank}": worker for worker in group.workers}
@@ -121,7 +126,8 @@ class GroupSampler:
             prompt = self._prompts.next()
             uid = str(prompt.non_tensor_batch["uid"][0])
             self._buffer.submit(uid, data_source=str(prompt.non_tensor_batch["data_source"][0]), version=version)
-            task = _Task(uid, prompt, *steps.request_rows(prompt, self._sampling, step=NOISE_STEP))
+            whole = self._replicas.reads_prompts
+            task = _Task(uid, prompt, *steps.request_rows(prompt, self._sampling, step=NOISE_STEP, whole=whole))
             self._tasks[uid] = task
             self._issue(task)
 
@@ -214,7 +220,7 @@ class GroupSampler:
             self._replicas.lost("" if placement is None else placement.replica, error)
             self._issue(task)
             return
-        except RemoteError as error:
+        except (RemoteError, AgentTaskError) as error:
             self._failed(task, "failed", error)
             return
         aborted = "abort" in set(sampled.non_tensor_batch["finish_reason"])

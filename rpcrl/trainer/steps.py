@@ -106,22 +106,29 @@ def generate(rollout: Any, prompts: DataProto, sampling: Sampling, *, step: int,
     (``rpcrl.agents.manager``) get all columns, and may return several rows for a sample: then there are more.
     Raises BatchError when a sample is missing.
     """
-    repeated, request = request_rows(prompts, sampling, step=step)
-    if getattr(rollout, "reads_prompts", False):
-        request.non_tensor_batch = dict(repeated.non_tensor_batch)
+    whole = getattr(rollout, "reads_prompts", False)
+    repeated, request = request_rows(prompts, sampling, step=step, whole=whole)
+    if whole:
         request.meta_info["validate"] = validate
     sampled: DataProto = rollout.generate_sequences(request)
     return with_prompts(repeated, sampled, sampling, weight_version=sampled.meta_info["weight_version"])
 
 
-def request_rows(prompts: DataProto, sampling: Sampling, *, step: int) -> tuple[DataProto, DataProto]:
-    """Return the prompts n times each, and the rows of them that a rollout is asked to sample."""
+def request_rows(
+    prompts: DataProto, sampling: Sampling, *, step: int, whole: bool = False
+) -> tuple[DataProto, DataProto]:
+    """Return the prompts n times each, and the rows of them that a rollout is asked to sample.
+
+    ``whole`` gives these all columns, as agent loops want them.
+    """
     repeated = prompts.repeat(sampling.n, interleave=True)
     index = _object_array([row % sampling.n for row in range(len(repeated))])
     repeated.non_tensor_batch["sample_index"] = index
     request = DataProto(
         batch=repeated.select(batch_keys=["input_ids", "attention_mask"], non_tensor_batch_keys=[]).batch,
-        non_tensor_batch={"uid": repeated.non_tensor_batch["uid"], "sample_index": index},
+        non_tensor_batch=dict(repeated.non_tensor_batch)
+        if whole
+        else {"uid": repeated.non_tensor_batch["uid"], "sample_index": index},
         meta_info=sampling.meta_info(step),
     )
     return repeated, request

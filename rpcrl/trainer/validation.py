@@ -72,7 +72,9 @@ def validate(
     return Validation(metrics, samples)
 
 
-def sample_rows(batch: DataProto, count: int, *, extra: Sequence[str] = ("finish_reason",)) -> list[dict[str, object]]:
+def sample_rows(
+    batch: DataProto, count: int, *, extra: Sequence[str] = ("finish_reason", "num_turns")
+) -> list[dict[str, object]]:
     """Return the first ``count`` rows of a scored batch as plain objects: prompt, response, score, truth."""
     columns = batch.non_tensor_batch
     names = ["uid", "sample_index", "data_source", "raw_prompt", "response_text", "score", "ground_truth", *extra]

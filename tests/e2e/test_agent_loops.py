@@ -72,3 +72,28 @@ def test_a_sample_that_fails_ends_the_run_by_name(tmp_path):
             "trainer.total_training_steps=1",
             f"{AGENT}.default_agent_loop={HERE}:OneFails",
         )
+
+
+@pytest.mark.slow  # tests/unit/agents/test_manager.py has the hand-over of prompts and groups
+@pytest.mark.parametrize("mode", ["colocate-async", "separate-async"])
+def test_agent_loops_make_the_samples_of_the_asynchronous_modes(tmp_path, mode):
+    from rpcrl.trainer.modes import trainer_of
+
+    sizes = ("trainer.v1.separate_async.parameter_sync_step=2",) if mode == "separate-async" else ()
+    job = train(
+        tmp_path / "run",
+        f"trainer.mode={mode}",
+        *sizes,
+        f"{AGENT}.default_agent_loop={HERE}:SortTool",
+        f"reward.fn={HERE}:brief",
+        "data.max_response_length=12",
+        trainer=trainer_of(mode),
+    )
+    lines = metric_lines(job.run.path)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    ledger = [json.loads(line) for line in (job.run.path / "ledger.jsonl").read_text().splitlines()]
+    consumed = [uid for line in ledger for uid in line["consumed"]]
+    assert len(consumed) == len(set(consumed)) == 3 * 8, "each prompt once, however many rows it has"
+    assert all(line["agent_loop/rows"] > 16 for line in lines)
+    assert all(line["num_turns/max"] == 2 for line in lines)
+    assert all(line["actor/num_updates"] == 2 for line in lines)

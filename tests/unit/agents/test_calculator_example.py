@@ -91,6 +91,7 @@ def sampled_text(output: AgentLoopOutput) -> str:
 
 def test_the_calculators_result_stands_in_the_conversation_and_not_in_the_mask():
     output = converse("Half: calc(48 / 2)", "calc(48+24)", "#### 72")
+    assert "calc((1 + 2) * 3) = 9" in Bytes().decode(converse("calc((1 + 2) * 3) (or so)", "9").response_ids)
     text = Bytes().decode(output.response_ids)
     assert "<user>calc(48 / 2) = 24<assistant>calc(48+24)<user>calc(48+24) = 72<assistant>#### 72" in text
     assert sampled_text(output) == "Half: calc(48 / 2)calc(48+24)#### 72"

@@ -16,6 +16,9 @@ from rpcrl.batch.data_proto import DataProto
 from rpcrl.config.agent import Agent
 from rpcrl.errors import AgentTaskError, BatchError, CallTimeoutError, WorkerLostError
 from rpcrl.trainer import steps
+from rpcrl.trainer.group_sampler import GroupSampler
+from rpcrl.trainer.prompt_queue import PromptQueue
+from rpcrl.trainer.replay_buffer import ReplayBuffer
 from tests.unit.agents.test_llm import LOSS
 
 P, R, PAD = 4, 6, 0
@@ -39,6 +42,9 @@ class Answer:
     def __init__(self, value: Any) -> None:
         self.value = value
         self.cancelled = False
+
+    def add_done_callback(self, callback: Any) -> None:
+        callback(self)
 
     def result(self, timeout_s: float) -> Any:
         assert 0 < timeout_s < 3_600
@@ -204,3 +210,73 @@ def test_a_request_without_names_is_refused():
         manager(plain)[0].generate_sequences(
             DataProto(request.batch, request.non_tensor_batch, {**sampling().meta_info(1)})
         )
+
+
+# -- as the asynchronous modes use it
+
+
+def group_sampler(made: AgentLoopManager, *, most_failures: int = 8) -> tuple[GroupSampler, ReplayBuffer]:
+    class Loader:
+        given = 0
+
+        def next_batch(self) -> DataProto:
+            self.given += 1
+            batch = prompts(1, data_source=["task"])
+            batch.non_tensor_batch["uid"][:] = [f"0-{self.given - 1}"]
+            return batch
+
+    buffer = ReplayBuffer(max_staleness=1, strategy="wait")
+    sampler = GroupSampler(
+        made, PromptQueue(Loader()), buffer, sampling(), task_timeout_s=60.0, most_failures=most_failures
+    )  # fmt: skip
+    return sampler, buffer
+
+
+def take(sampler: GroupSampler, count: int, limit: int) -> dict[str, list[Any]]:
+    batch = sampler.take(count, version=5, later=0, limit=limit)
+    return {name: values.tolist() for name, values in batch.non_tensor_batch.items()}
+
+
+def test_prompts_in_flight_are_made_by_agent_loops_with_all_columns():
+    def make(task: AgentTask) -> TaskResult:
+        assert task.columns["ground_truth"] == "1"
+        return TaskResult([output([number + 1]) for number in range(1 + (task.uid == "0-1"))])
+
+    made, workers = manager(make, make)
+    for number, worker in enumerate(workers):
+        worker.name = f"agent_loop_{number}"
+    sampler, _ = group_sampler(made)
+    columns = take(sampler, 2, 2)
+    assert columns["uid"] == ["0-0", "0-0", "0-1", "0-1", "0-1", "0-1"]
+    assert columns["output_index"] == [0, 0, 0, 1, 0, 1]
+    assert columns["ground_truth"] == ["1"] * 6
+
+
+def test_a_group_that_failed_is_dropped_and_another_prompt_takes_its_place():
+    sampler, buffer = group_sampler(manager(fails)[0])
+    assert list(dict.fromkeys(take(sampler, 2, 3)["uid"])) == ["0-0", "0-2"]
+    assert buffer.dropped == {("failed", "task"): 1}
+    with pytest.raises(AgentTaskError, match="1 of 2 samples"):
+        group_sampler(manager(fails)[0], most_failures=1)[0].take(2, version=5, later=0, limit=3)
+
+
+def test_a_group_without_a_token_is_none_also_where_failures_count_as_empty():
+    def nothing(task: AgentTask) -> TaskResult:
+        return TaskResult((), "KeyError: 'no such tool'", attempts=2) if task.uid == "0-0" else fails(task)
+
+    sampler, buffer = group_sampler(manager(nothing, on_failed_task="empty")[0])
+    columns = take(sampler, 2, 3)
+    assert columns["uid"] == ["0-1", "0-1", "0-2", "0-2"]
+    assert columns["finish_reason"] == ["stop", "failed", "stop", "stop"]
+    assert columns["min_weight_version"] == [5, 5, 5, 5], "the empty one is as new as the others"
+    assert buffer.dropped == {("failed", "task"): 1}
+
+
+def test_prompts_in_flight_at_a_worker_that_ended_go_to_the_others():
+    made, workers = manager(LOSS, plain)
+    workers[0].name, workers[1].name = "agent_loop_0", "agent_loop_1"
+    sampler, _ = group_sampler(made)
+    assert list(dict.fromkeys(take(sampler, 3, 3)["uid"])) == ["0-0", "0-1", "0-2"]
+    assert list(made.live()) == ["agent_loop_1"]
+    with pytest.raises(WorkerLostError, match="SIGKILL"):
+        group_sampler(manager(LOSS)[0])[0].take(1, version=5, later=0, limit=1)

@@ -92,6 +92,8 @@ class Worker:
 class Restartable:
     """Replicas of which one may be lost and come back when it is waited for."""
 
+    reads_prompts = False
+
     def __init__(self, workers):
         self.workers = dict(workers)
         self.gone = {}
