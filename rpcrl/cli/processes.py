@@ -8,14 +8,27 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rpcrl.config.account import Pool, account, all_devices, is_separate, rollout_devices, trainer_devices
+from rpcrl.config.account import (
+    Pool,
+    account,
+    all_devices,
+    is_separate,
+    reward_pool_devices,
+    rollout_devices,
+    trainer_devices,
+)
 from rpcrl.config.run import RunConfig
 from rpcrl.env import THREAD_VARIABLES, child_path, snapshot
 from rpcrl.errors import StartError, Violation
 
 __all__ = ["device_checks", "dry_run_lines", "layout", "planned", "resolved_device"]
 
-_GROUP_OF_POOL = {"global_pool": "trainer", "rollout_pool": "rollout", "reward_workers": "reward"}
+_GROUP_OF_POOL = {
+    "global_pool": "trainer",
+    "rollout_pool": "rollout",
+    "reward_pool": "reward_model",
+    "reward_workers": "reward",
+}
 
 
 def layout(config: RunConfig, *, device: str) -> dict[str, object]:
@@ -23,11 +36,11 @@ def layout(config: RunConfig, *, device: str) -> dict[str, object]:
     groups = []
     for pool in account(config).pools:
         threads = config.trainer.threads_per_worker if pool.gpus else 1
-        for group, roles in _groups_of(pool, config):
+        for group, process_on_nodes, roles in _groups_of(pool, config):
             groups.append(
                 {
                     "group": group,
-                    "process_on_nodes": list(pool.process_on_nodes),
+                    "process_on_nodes": process_on_nodes,
                     "device": device if pool.gpus else None,
                     "slot_offset": _slot_offset(pool, config),
                     "roles": roles,
@@ -38,18 +51,26 @@ def layout(config: RunConfig, *, device: str) -> dict[str, object]:
 
 
 def _slot_offset(pool: Pool, config: RunConfig) -> list[int]:
-    """Return the first device slot of a pool on each node: the rollout's devices are those behind the trainer's."""
-    first = config.trainer.n_gpus_per_node if pool.name == "rollout_pool" else 0
-    return [first] * len(pool.process_on_nodes)
+    """Return the first device slot of a pool on each node: trainer, rollout and reward model one behind the other."""
+    rollout = config.actor_rollout_ref.rollout.n_gpus_per_node if is_separate(config) else 0
+    before = {"rollout_pool": config.trainer.n_gpus_per_node, "reward_pool": config.trainer.n_gpus_per_node + rollout}
+    return [before.get(pool.name, 0)] * len(pool.process_on_nodes)
 
 
-def _groups_of(pool: Pool, config: RunConfig) -> Iterator[tuple[str, list[str]]]:
-    """Yield (name, roles) of the groups that share a pool: one, unless the critic has a group of its own."""
+def _groups_of(pool: Pool, config: RunConfig) -> Iterator[tuple[str, list[int], list[str]]]:
+    """Yield (name, processes on each node, roles) of a pool's groups.
+
+    There is one, unless the critic has a group of its own; of agent-loop workers each has.
+    """
     roles, name = list(pool.roles), _GROUP_OF_POOL.get(pool.name, pool.name)
+    if pool.name == "agent_workers":
+        for number in range(sum(pool.process_on_nodes)):
+            yield f"agent_loop_{number}", [1], roles
+        return
     alone = ["critic"] if "critic" in roles and config.critic.own_group else []
-    yield name, [role for role in roles if role not in alone]
+    yield name, list(pool.process_on_nodes), [role for role in roles if role not in alone]
     if alone:
-        yield "critic", alone
+        yield "critic", list(pool.process_on_nodes), alone
 
 
 def planned(description: Mapping[str, object]) -> dict[str, Any]:
@@ -92,11 +113,13 @@ def device_checks(config: RunConfig) -> list[Violation]:
     problems = planned(layout(config, device="cuda"))["violations"]
     if not problems:
         return []
-    world = f"{all_devices(config)} workers"
+    world = f"{all_devices(config) + reward_pool_devices(config)} workers"
     remedy = "set trainer.n_gpus_per_node to the number of GPUs"
     if is_separate(config):
         world += f" ({trainer_devices(config)} of the trainer and {rollout_devices(config)} of the rollout)"
         remedy = "set trainer.n_gpus_per_node + rollout.n_gpus_per_node to the number of GPUs"
+    if reward_pool_devices(config):
+        world += f" ({reward_pool_devices(config)} of them of the reward model)"
     return [
         Violation(
             "trainer.n_gpus_per_node",
@@ -114,7 +137,8 @@ def dry_run_lines(config: RunConfig) -> list[str]:
     lines.append(f"  agent       {sys.executable} -P -m launcher   (one a node; starts and reaps the workers)")
     shared = _shared_environment(processes)
     for spec in processes:
-        device = "virtual device" if spec["device"] is None and spec["group"] != "reward" else spec["device"]
+        without = spec["group"] == "reward" or spec["group"].startswith("agent_loop_")
+        device = "virtual device" if spec["device"] is None and not without else spec["device"]
         lines.append(
             f"  {spec['identity']:<16} {'+'.join(spec['roles'])}; node {spec['node_rank']}, local rank "
             f"{spec['local_rank']}, {'no device' if device is None else f'device {device}'}"

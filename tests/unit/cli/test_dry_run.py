@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from rpcrl.cli.main import cli
 from rpcrl.cli.processes import layout, planned
 from rpcrl.config.load import load
+from rpcrl.testing.tiny_model import write_tiny_classifier
 
 
 def _dry_run(*arguments: str) -> Result:
@@ -57,6 +58,27 @@ def test_a_critic_with_a_group_of_its_own_has_processes_of_its_own() -> None:
     apart = _dry_run("algorithm.adv_estimator=gae", "critic.own_group=true").stdout
     assert sum(" actor+rollout; node 0" in line for line in apart.splitlines()) == 2
     assert sum("critic.rank" in line and " critic; node 0" in line for line in apart.splitlines()) == 2
+
+
+def test_agent_loop_workers_are_groups_of_one_without_a_device() -> None:
+    agent = "rollout.agent"
+    result = _dry_run(f"{agent}.default_agent_loop=single_turn_agent", f"{agent}.num_workers=2")
+    lines = [line for line in result.stdout.splitlines() if "agent_loop_" in line and "; node 0" in line]
+    assert [line.split()[0] for line in lines] == ["agent_loop_0.rank0", "agent_loop_1.rank0"]
+    assert all("no device" in line for line in lines)
+    assert "RUN_DIR/logs/agent_loop_1.rank0.log" in result.stdout
+
+
+def test_a_reward_model_has_the_devices_behind_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,3,2")
+    model = "reward.reward_model"
+    judge = write_tiny_classifier(tmp_path / "judge")
+    own = (f"{model}.enable_resource_pool=true", f"{model}.nnodes=1", f"{model}.n_gpus_per_node=1")
+    result = _dry_run("trainer.device=cuda", f"{model}.enable=true", f"{model}.model_path={judge}", *own)
+    assert result.exit_code == 0, result.stderr
+    [line] = [line for line in result.stdout.splitlines() if "reward_model.rank0 " in line and "; node 0" in line]
+    assert line.endswith("device 2"), line
+    assert "reward.rank0" not in result.stdout, "no function scores beside it"
 
 
 def test_two_groups_share_the_devices_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
