@@ -102,7 +102,10 @@ bench-rivals: $(STAMP)
 	$(PYTHON) -m venv --clear $(RIVALS)/monarch
 	$(RIVALS)/monarch/bin/python -m pip install -q --no-input -r requirements/cpu.txt
 	$(RIVALS)/monarch/bin/python -m pip install -q --no-input torchmonarch==0.7.0
-	@echo "installed; torch RPC comes with torch. Now: rpcrl bench dispatch --rivals all"
+	$(PYTHON) -m venv --clear $(RIVALS)/trl
+	$(RIVALS)/trl/bin/python -m pip install -q --no-input -r requirements/cpu.txt
+	$(RIVALS)/trl/bin/python -m pip install -q --no-input trl==1.16.0
+	@echo "installed; torch RPC comes with torch. Now: rpcrl bench dispatch --rivals all; benchmarks/bench_step.py"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -8,17 +8,20 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rpcrl.bench.measure import Row, duration, environment
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def options(description: str) -> argparse.Namespace:
-    """Parse the options that every benchmark has; also sets one OpenMP thread where nothing else is asked for."""
+def options(description: str, *more: tuple[str, dict[str, Any]]) -> argparse.Namespace:
+    """Parse the options that every benchmark has, and ``more``; sets one OpenMP thread where nothing else is."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="few repetitions: does it run, roughly how fast")
     parser.add_argument("--json", metavar="FILE", help="write rows and environment to FILE as well")
+    for name, settings in more:
+        parser.add_argument(name, **settings)
     chosen = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return chosen

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -10,15 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from turns import Turns
 
 from rpcrl.algorithms.advantages import compute_grpo_outcome_advantage
 from rpcrl.batch.data_proto import DataProto
+from rpcrl.config.load import load
 from rpcrl.config.run import RunConfig
 from rpcrl.engines.fsdp import FsdpEngine
+from rpcrl.engines.hf_model import load_tokenizer
 from rpcrl.engines.schedule import learning_rate
 from rpcrl.engines.torch_rollout import TorchRolloutEngine
 from rpcrl.roles.actor import actor_loss
 from rpcrl.tasks.sort_digits import score
+from rpcrl.trainer.samplings import training_sampling
+from rpcrl.trainer.sources import model_folder, open_prompts, open_training
 
 
 class Loop:
@@ -31,6 +37,7 @@ class Loop:
         self.loss = actor_loss(config.actor_rollout_ref.actor)
         self.rollout.update_weights(self.policy.weights(bucket_bytes=1 << 28), version=0)
         self.phases_s: dict[str, float] = {}
+        self.reward = 0.0
 
     @contextmanager
     def timed(self, phase: str) -> Any:
@@ -60,6 +67,7 @@ class Loop:
                 for text, truth, reason in zip(texts, truths, reasons, strict=True)
             ]
         with self.timed("adv"):
+            self.reward = sum(scores) / len(scores)
             rewards = torch.zeros(mask.shape)
             rewards[torch.arange(len(scores)), (mask.sum(-1) - 1).clamp(min=0)] = torch.tensor(scores)
             tensors["advantages"] = compute_grpo_outcome_advantage(rewards, mask, columns["uid"])[0]
@@ -67,41 +75,33 @@ class Loop:
         with self.timed("update_actor"):
             optim = actor.optim
             lr = learning_rate(step - 1, lr=optim.lr, total_steps=total_steps, warmup_steps=optim.lr_warmup_steps)
-            for mini in DataProto(tensors, {}, {}).split(actor.ppo_mini_batch_size * n):
-                figures = self.policy.train_mini_batch(mini, self.loss, lr=lr)
+            minis = DataProto(tensors, {}, {}).split(actor.ppo_mini_batch_size * n)
+            made = [self.policy.train_mini_batch(mini, self.loss, lr=lr) for mini in minis]
         with self.timed("update_weights"):
             self.rollout.wake_up()
             self.rollout.update_weights(self.policy.weights(bucket_bytes=1 << 28), version=step)
-        return figures
+        return {"grad_norm": sum(figures["grad_norm"] for figures in made) / len(made)}
 
 
-def interleaved(trainer_class: Any, record: Callable[[str, str, float], None]) -> Any:
-    """Return the trainer whose every step is followed by the loop's, in the same run and on the same machine."""
+def main() -> None:
+    """Make as many steps as the command line says, in turn with others: ``python step_loop.py STEPS``."""
+    torch.set_num_threads(1)
+    turns = Turns()
+    steps = int(sys.argv[1])
+    config = load(None, [f"trainer.total_training_steps={steps}", *sys.argv[2:]], "colocate")
+    folder = model_folder(config)
+    tokenizer = load_tokenizer(folder)
+    loop = Loop(config, folder, tokenizer, training_sampling(config))
+    prompts = open_training(config, open_prompts(config), tokenizer)
+    for step in range(1, steps + 1):
+        batch = prompts.next_batch()
+        turns.wait()
+        began_s = perf_counter()
+        figures = loop.step(batch, step, steps)
+        whole_s = perf_counter() - began_s
+        phases = {f"phase/{name}": seconds for name, seconds in loop.phases_s.items()}
+        turns.done(step=whole_s, grad_norm=figures["grad_norm"], reward=loop.reward, **phases)
 
-    class Interleaved(trainer_class):  # type: ignore[misc]
-        loop: Loop | None = None
 
-        def next_prompts(self) -> DataProto:
-            self.prompts = super().next_prompts()
-            return self.prompts
-
-        def step(self, step: int, timer: Any) -> dict[str, float]:
-            from rpcrl.trainer.sources import model_folder
-
-            if self.loop is None:
-                self.loop = Loop(self.config, model_folder(self.config), self.tokenizer, self.sampling)
-            began_s = perf_counter()
-            metrics: dict[str, float] = super().step(step, timer)
-            ours_s, began_s = perf_counter() - began_s, perf_counter()
-            figures = self.loop.step(self.prompts, step, self.total_steps)
-            loop_s = perf_counter() - began_s
-            record("rpcrl", "step", ours_s)
-            record("loop", "step", loop_s)
-            for phase, seconds in timer.seconds.items():
-                record("rpcrl", phase, seconds)
-            for phase, seconds in self.loop.phases_s.items():
-                record("loop", phase, seconds)
-            self.last_figures = (metrics, figures)
-            return metrics
-
-    return Interleaved
+if __name__ == "__main__":
+    main()

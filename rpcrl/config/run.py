@@ -145,8 +145,10 @@ class Actor(Section):
     ppo_max_token_len_per_gpu: Count = _setting(
         16384, "With use_dynamic_bsz: tokens per forward/backward pass of one rank"
     )
-    strategy: Annotated[Literal["fsdp2", "ddp"], BeforeValidator(_strategy)] = _setting(
-        "fsdp2", "Spread trained models over the ranks (fsdp2), or keep a whole copy on each (ddp); the critic too"
+    strategy: Annotated[Literal["auto", "fsdp2", "ddp"], BeforeValidator(_strategy)] = _setting(
+        "auto",
+        "Spread trained models over the ranks (fsdp2), or keep a whole copy on each (ddp); auto keeps copies of models "
+        "of up to 50 million parameters; the critic too",
     )
     fsdp_config: FsdpConfig = FsdpConfig()
     ppo_epochs: Count = _setting(1, "Passes over a step's samples")

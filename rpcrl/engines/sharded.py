@@ -74,8 +74,8 @@ class Sharded:
         ``dtype`` is what the model computes in (below float32 by autocast). ``grad_clip`` bounds the norm of the
         whole gradient; 0 does not clip. ``trainable=False`` makes a model that only scores, e.g. a reference.
         ``packed`` computes rows side by side without their padding; ``checkpoint_activations`` keeps only the layers'
-        inputs for the backward pass. ``strategy`` is fsdp2 or ddp (every rank holds the whole model), ``reduce_dtype``
-        what gradients are added up in.
+        inputs for the backward pass. ``strategy`` is fsdp2, ddp (every rank holds the whole model) or auto (by the
+        model's size), ``reduce_dtype`` what gradients are added up in.
         Raises UsageError for a folder that is no model, before anything heavy loads; and for a model whose rows cannot
         be packed.
         """
@@ -85,8 +85,9 @@ class Sharded:
         wide = torch.float64 if compute is torch.float64 else torch.float32
         self._autocast = None if compute is wide else compute
         self._device = torch.device(device)
-        self._dp = data_parallel(strategy, self._device)
         self._model = self._load(self._folder, wide).to(self._device).requires_grad_(trainable)
+        size = sum(parameter.numel() for parameter in self._model.parameters())
+        self._dp = data_parallel(strategy, self._device, num_parameters=size)
         self._packed = packed
         if packed:
             require_packing(self._model)

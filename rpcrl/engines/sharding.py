@@ -18,7 +18,14 @@ from rpcrl.engines.hf_model import decoder_layers
 from rpcrl.engines.shards import local_part
 from rpcrl.errors import UsageError
 
-__all__ = ["SHARD_LAYERS_ABOVE", "STRATEGIES", "DataParallel", "Replicas", "data_parallel"]
+__all__ = ["SHARD_ABOVE", "SHARD_LAYERS_ABOVE", "STRATEGIES", "DataParallel", "Replicas", "data_parallel"]
+
+SHARD_ABOVE = 50_000_000
+"""Number of parameters above which ``strategy="auto"`` shards a model.
+
+Below it a copy on each rank costs less than a gigabyte (weights, gradients, moments), and saves gathering the weights.
+"""
+
 
 SHARD_LAYERS_ABOVE = 50_000_000
 """Number of parameters above which every decoder layer is its own unit of sharding.
@@ -188,8 +195,13 @@ class Replicas(DataParallel):
 STRATEGIES: Mapping[str, type[DataParallel]] = {"fsdp2": DataParallel, "ddp": Replicas}
 
 
-def data_parallel(strategy: str, device: torch.device) -> DataParallel:
-    """Return the ranks of the default process group, to train by ``strategy``. Raises UsageError for an unknown one."""
+def data_parallel(strategy: str, device: torch.device, *, num_parameters: int) -> DataParallel:
+    """Return the ranks of the default process group, to train a model of that size by ``strategy``.
+
+    Raises UsageError for an unknown strategy.
+    """
+    if strategy == "auto":
+        strategy = "fsdp2" if num_parameters > SHARD_ABOVE else "ddp"
     if strategy not in STRATEGIES:
-        raise UsageError(f"actor.strategy={strategy!r} is not one of {', '.join(STRATEGIES)}")
+        raise UsageError(f"actor.strategy={strategy!r} is not one of auto, {', '.join(STRATEGIES)}")
     return STRATEGIES[strategy](device)

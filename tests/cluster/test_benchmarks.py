@@ -112,4 +112,5 @@ def test_start_up_is_measured(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_phases_of_a_step_are_measured(tmp_path: Path) -> None:
     cases = {(row["system"], row["case"]) for row in _rows("bench_step.py", tmp_path)}
-    assert {(system, case) for system in ("rpcrl", "loop") for case in ("step", "gen", "update_actor")} <= cases
+    systems = ("rpcrl", "recompute", "loop", "hand")
+    assert {(system, case) for system in systems for case in ("step", "gen", "update_actor")} <= cases

@@ -20,7 +20,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 STEPS = 5
 # 16 rows and 8 prompts a step: an epoch has two steps, and steps 2 and 4 end one.
-JOB = (f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=2", "data.shuffle=true")
+JOB = (
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.save_freq=1",
+    "trainer.test_freq=2",
+    "data.shuffle=true",
+    "actor.strategy=fsdp2",
+)
 
 
 @pytest.fixture(scope="module")

@@ -47,9 +47,14 @@ def jobs(tmp_path_factory):
     made = {}
     for name, *overrides in (
         (1, "trainer.n_gpus_per_node=1"),
-        (2, "trainer.n_gpus_per_node=2"),
-        (4, "trainer.n_gpus_per_node=4"),
-        ("2, micro-batches of 4", "trainer.n_gpus_per_node=2", "actor.ppo_micro_batch_size_per_gpu=4"),
+        (2, "trainer.n_gpus_per_node=2", "actor.strategy=fsdp2"),
+        (4, "trainer.n_gpus_per_node=4", "actor.strategy=auto"),
+        (
+            "2, micro-batches of 4",
+            "trainer.n_gpus_per_node=2",
+            "actor.strategy=fsdp2",
+            "actor.ppo_micro_batch_size_per_gpu=4",
+        ),
         (
             "2, packed by tokens and balanced, replicas",
             "trainer.n_gpus_per_node=2",

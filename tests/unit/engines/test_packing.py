@@ -11,6 +11,7 @@ from rpcrl.algorithms.actor_loss import ActorLoss
 from rpcrl.batch.data_proto import DataProto
 from rpcrl.engines import packing
 from rpcrl.engines.fsdp import FsdpEngine
+from rpcrl.engines.sharding import SHARD_ABOVE, DataParallel, Replicas, data_parallel
 from rpcrl.errors import BatchError, UsageError
 from rpcrl.testing.tiny_model import write_tiny_llama
 
@@ -202,5 +203,11 @@ def test_checkpointed_activations_keep_less_and_make_the_same_update(llama: Path
 
 
 def test_an_unknown_strategy_is_refused(llama: Path) -> None:
-    with pytest.raises(UsageError, match="'zero' is not one of fsdp2, ddp"):
+    with pytest.raises(UsageError, match="'zero' is not one of auto, fsdp2, ddp"):
         FsdpEngine(llama, strategy="zero")
+
+
+def test_the_size_of_a_model_decides_how_it_is_spread_when_nobody_does() -> None:
+    cpu = torch.device("cpu")
+    kinds = {size: type(data_parallel("auto", cpu, num_parameters=size)) for size in (SHARD_ABOVE, SHARD_ABOVE + 1)}
+    assert kinds == {SHARD_ABOVE: Replicas, SHARD_ABOVE + 1: DataParallel}

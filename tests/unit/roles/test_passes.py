@@ -54,7 +54,7 @@ def test_an_engines_number_types():
     def options(*overrides):
         return engine_options(load(None, list(overrides), "colocate").actor_rollout_ref)
 
-    assert options() == {"dtype": "float32", "strategy": "fsdp2", "reduce_dtype": "float32"}
+    assert options() == {"dtype": "float32", "strategy": "auto", "reduce_dtype": "float32"}
     mixed = "actor.fsdp_config.mixed_precision"
     assert options(f"{mixed}.param_dtype=bf16", f"{mixed}.reduce_dtype=bf16", "actor.strategy=ddp") == {
         "dtype": "bfloat16",
