@@ -17,6 +17,15 @@ __all__ = ["REQUEST_ROW", "RowShape", "rows_of"]
 REQUEST_ROW = "request_row"
 """Column: which row of the request an output belongs to; ``output_index`` counts those of one."""
 
+RESERVED = frozenset(
+    {
+        *("uid", "sample_index", "output_index", REQUEST_ROW, "raw_prompt", "data_source", "ground_truth"),
+        *("reward_model", "extra_info", "finish_reason", "num_turns", "min_weight_version", "max_weight_version"),
+        *("reward_score", "response_text", "score", "rm_score"),
+    }
+)
+"""Columns that are the prompt's, the sample's or the reward's: no extra field may have such a name."""
+
 
 @dataclass(frozen=True)
 class RowShape:
@@ -33,7 +42,8 @@ def rows_of(outputs: Sequence[Sequence[AgentLoopOutput]], shape: RowShape) -> Da
     Tensors as those of ``RolloutEngine.generate`` and ``weight_versions`` [N, R]; the attention mask has a tool's
     tokens, the response mask has not. Non-tensors: ``finish_reason``, ``num_turns``, ``min_weight_version``,
     ``max_weight_version``, ``request_row``, ``output_index``, ``reward_score`` where loops give one, and the outputs'
-    extra fields. Raises BatchError when some rows have a score or a field and others have none.
+    extra fields. Raises BatchError when some rows have a score or a field and others have none, or
+    when a field has the name of a column that is there anyway.
     """
     import torch
 
@@ -97,6 +107,11 @@ def _extra_columns(outputs: Sequence[AgentLoopOutput]) -> dict[str, list[Any]]:
             )
         columns["reward_score"] = [0.0 if output.reward_score is None else output.reward_score for output in outputs]
     names = {name for output in made for name in output.extra_fields}
+    taken = sorted(names & RESERVED)
+    if taken:
+        raise BatchError(
+            f"agent loops gave the extra field {', '.join(map(repr, taken))}, which is a column of rpcrl's own"
+        )
     for name in sorted(names):
         missing = sum(name not in output.extra_fields for output in made)
         if missing:

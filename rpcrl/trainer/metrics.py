@@ -76,7 +76,7 @@ def data_metrics(batch: DataProto, *, max_prompt_length: int, max_response_lengt
 
     Reads ``token_level_scores``, ``token_level_rewards``, ``advantages``, ``returns``, ``response_mask``,
     ``attention_mask``, and ``values`` where there is a critic. ``clip_ratio`` is the share of samples at the maximal
-    length.
+    length, tokens counted that the policy has not sampled.
     """
     columns = tensors_of(batch)
     mask = columns["response_mask"].bool()
@@ -92,7 +92,9 @@ def data_metrics(batch: DataProto, *, max_prompt_length: int, max_response_lengt
         **_spread("prompt_length", prompt_tokens),
     }
     metrics.update(_agent_metrics(batch))
-    metrics["response_length/clip_ratio"] = float((response_tokens >= max_response_length).float().mean())
+    # a tool's tokens take room as well
+    filled = columns["attention_mask"][:, -mask.shape[1] :].sum(-1)
+    metrics["response_length/clip_ratio"] = float((filled >= max_response_length).float().mean())
     metrics["response/aborted_ratio"] = float((response_tokens == 0).float().mean())
     metrics["prompt_length/clip_ratio"] = float((prompt_tokens >= max_prompt_length).float().mean())
     return metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,10 @@ class EndsItself(AgentLoop):
         transcript = self.transcript(prompt)
         transcript.sampled(await llm.generate(transcript.context))
         return transcript.output()
+
+
+class Blocks(AgentLoop):
+    """Waits without await: its process answers nobody any more."""
+
+    async def run(self, prompt: Any, llm: Any) -> Any:
+        time.sleep(3_600.0)  # noqa: ASYNC251

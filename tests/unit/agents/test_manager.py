@@ -120,6 +120,8 @@ def test_scores_and_fields_that_only_some_rows_have_are_refused():
         rows_of([[output([1], reward_score=1.0)], [output([1])]], shape)
     with pytest.raises(BatchError, match="1 of 2 outputs of agent loops lack the extra field 'tool'"):
         rows_of([[output([1], extra_fields={"tool": 3})], [output([1])]], shape)
+    with pytest.raises(BatchError, match="the extra field 'uid', which is a column of rpcrl's own"):
+        rows_of([[output([1], extra_fields={"uid": "p"})]], shape)
     failed = output([], num_turns=0, finish_reason="failed")
     rows = rows_of([[output([1], reward_score=1.0, extra_fields={"tool": 3})], [failed]], shape)
     assert rows.non_tensor_batch["reward_score"].tolist() == [1.0, 0.0]

@@ -17,6 +17,7 @@ from rpcrl.agents.loop import NO_VERSION, AgentLoopOutput, AgentPrompt, Transcri
 from rpcrl.agents.tasks import AgentTask, TaskResult, row_sampling
 from rpcrl.agents.worker import AgentLoopWorker, load_loop
 from rpcrl.config.agent import Agent
+from rpcrl.config.registry import AGENT_LOOPS, register_agent_loop
 from rpcrl.engines.requests import SampleOutput
 from rpcrl.engines.sampling_settings import SamplingSettings
 from rpcrl.errors import ConfigError, UsageError
@@ -169,6 +170,17 @@ def test_the_loss_of_the_last_replica_is_no_failure_of_a_task():
 def test_what_is_no_agent_loop_is_refused_by_name(name: str, words: str):
     with pytest.raises((UsageError, ConfigError), match=words):
         load_loop(name)
+
+
+def test_a_registered_name_is_found_by_its_import_path_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(AGENT_LOOPS, "_functions", dict(AGENT_LOOPS._functions))
+    assert register_agent_loop("two_turns_of_a_test")(loops.TwoTurns) is loops.TwoTurns
+    path = AGENT_LOOPS.portable("two_turns_of_a_test")
+    assert path == f"{HERE}:TwoTurns"
+    assert load_loop(path) is loops.TwoTurns
+    assert AGENT_LOOPS.portable("single_turn_agent") == "single_turn_agent"
+    with pytest.raises(UsageError, match="is already"):
+        register_agent_loop("two_turns_of_a_test")(loops.Several)
 
 
 def test_settings_that_a_loop_does_not_take_fail_the_start():
