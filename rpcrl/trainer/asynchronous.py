@@ -170,6 +170,11 @@ class SeparateAsyncTrainer(AsyncTrainer):
         """Mini-batches between two weight syncs."""
         return self.config.trainer.v1.separate_async.parameter_sync_step
 
+    def replicas(self) -> Replicas:
+        """Return the replicas, which may be lost one by one."""
+        replicas: Replicas = self.groups.rollout
+        return replicas
+
     def after_sampling(self) -> None:
         """Leave the rollout as it is: nobody else wants its devices."""
 

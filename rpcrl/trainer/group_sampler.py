@@ -49,6 +49,10 @@ class Replicas(Protocol):
         """Hear that a replica has gone. Raises the error if the run cannot go on without it."""
         ...
 
+    def served(self, name: str) -> None:
+        """Hear that a replica has done a task."""
+        ...
+
     def await_one(self) -> None:
         """Return when a replica is live again; raises if there will be none."""
         ...
@@ -69,6 +73,9 @@ class FixedReplicas:
     def lost(self, name: str, error: WorkerLostError) -> None:
         """Raise the error: with one rank its whole group is gone."""
         raise error
+
+    def served(self, name: str) -> None:
+        """Do nothing: nobody counts."""
 
     def await_one(self) -> None:
         """Return at once: they are there as long as the group is."""
@@ -228,6 +235,8 @@ class GroupSampler:
             self._failed(task, "aborted", None)
             return
         self._failures = 0
+        if placement is not None:
+            self._replicas.served(placement.replica)
         del self._tasks[task.uid]
         rows = steps.with_prompts(task.repeated, sampled, self._sampling)
         self._buffer.finish(task.uid, rows, version=min(map(int, sampled.non_tensor_batch["min_weight_version"])))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rpcrl.roles.reward_model import RewardModelWorker
     from rpcrl.runtime.controller import Controller
     from rpcrl.runtime.worker_group import ClassWithInitArgs
+    from rpcrl.trainer.replicas import ReplicaSync
 
 __all__ = ["GroupStart", "RoleGroups", "named_processes", "resolve_device"]
 
@@ -56,7 +57,7 @@ class RoleGroups:
     reward: Any | None
     """Processes that run the reward function."""
     critic: Any | None = None
-    sync: WeightSync | None = None
+    sync: WeightSync | ReplicaSync | None = None
     """The way of the weights to a rollout in processes of its own; None where it shares the actor's."""
     reward_model: Any | None = None
     agents: AgentLoopManager | None = None
@@ -168,7 +169,11 @@ class GroupStart:
         self._global: Future[Mapping[str, Any]] = self._executor.submit(self._start_global)
         self._reward = self._submit_if(reward_fn is not None, self._start_reward)
         self._critic = self._submit_if(self._own_critic, self._start_critic)
-        self._rollout = self._submit_if(is_separate(config), self._start_rollout)
+        # in mode separate-async each replica is a group of its own, which may be lost and started again
+        one_by_one = config.trainer.mode == "separate-async"
+        self._windows = self._pools["rollout_pool"].split(replica_devices(config)) if one_by_one else []
+        self._replicas = [self._executor.submit(self._start_replica, index) for index in range(len(self._windows))]
+        self._rollout = self._submit_if(is_separate(config) and not one_by_one, self._start_rollout)
         self._reward_model = self._submit_if(own_reward_pool, self._start_reward_model)
         agent = config.actor_rollout_ref.rollout.agent
         self._agents = [self._executor.submit(self._start_agent, i) for i in range(agent.num_workers * has_agents)]
@@ -184,7 +189,15 @@ class GroupStart:
         rollout = views.get("rollout") if self._rollout is None else self._rollout.result()
         reward = None if self._reward is None else self._reward.result()
         model = views.get("reward_model") if self._reward_model is None else self._reward_model.result()
-        sync = None if self._rollout is None else self._weight_sync(views["actor"], rollout)
+        sync: WeightSync | ReplicaSync | None = None
+        if self._replicas:
+            from rpcrl.trainer.replicas import ReplicaSet, ReplicaSync
+
+            groups = [starting.result() for starting in self._replicas]
+            rollout = ReplicaSet(groups, self._start_replica, lambda group: self._weight_sync(views["actor"], group))
+            sync = ReplicaSync(rollout)
+        elif self._rollout is not None:
+            sync = self._weight_sync(views["actor"], rollout)
         agents = self._connected_agents(rollout, reward) if self._agents else None
         return RoleGroups(views["actor"], rollout, views.get("ref"), reward, critic, sync, model, agents)
 
@@ -270,12 +283,18 @@ class GroupStart:
         return ClassWithInitArgs(RolloutWorker, roles, **self._common())
 
     def _start_rollout(self) -> Any:
+        return self._start_rollout_on(self._pools["rollout_pool"], "rollout")
+
+    def _start_replica(self, index: int) -> Any:
+        return self._start_rollout_on(self._windows[index], f"rollout_{index}")
+
+    def _start_rollout_on(self, pool: ResourcePool, name: str) -> Any:
         from rpcrl.runtime.worker_group import WorkerGroup
 
         return WorkerGroup(
-            self._pools["rollout_pool"],
+            pool,
             {"rollout": self._rollout_class()},
-            name="rollout",
+            name=name,
             environment=self._environment,
             controller=self._controller,
         ).spawn()["rollout"]

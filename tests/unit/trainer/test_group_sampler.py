@@ -105,6 +105,9 @@ class Restartable:
     def lost(self, name, error):
         self.gone.update({name: self.workers.pop(name)} if name in self.workers else {})
 
+    def served(self, name):
+        pass
+
     def await_one(self):
         self.waits += 1
         self.workers = {f"{name} again": Worker() for name in self.gone}
