@@ -104,6 +104,9 @@ class AgentLoopManager:
         if not self._workers:
             raise error
 
+    def served(self, name: str) -> None:
+        """Do nothing: nobody counts a worker's tasks here."""
+
     def await_one(self) -> None:
         """Return at once: there is one as long as ``lost`` has not raised."""
 

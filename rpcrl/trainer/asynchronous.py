@@ -171,7 +171,9 @@ class SeparateAsyncTrainer(AsyncTrainer):
         return self.config.trainer.v1.separate_async.parameter_sync_step
 
     def replicas(self) -> Replicas:
-        """Return the replicas, which may be lost one by one."""
+        """Return agent loops where there are any, else the replicas, which may be lost one by one."""
+        if self.groups.agents is not None:
+            return super().replicas()
         replicas: Replicas = self.groups.rollout
         return replicas
 

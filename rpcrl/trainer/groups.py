@@ -169,8 +169,9 @@ class GroupStart:
         self._global: Future[Mapping[str, Any]] = self._executor.submit(self._start_global)
         self._reward = self._submit_if(reward_fn is not None, self._start_reward)
         self._critic = self._submit_if(self._own_critic, self._start_critic)
-        # in mode separate-async each replica is a group of its own, which may be lost and started again
-        one_by_one = config.trainer.mode == "separate-async"
+        # in mode separate-async each replica is a group of its own, which may be lost and started again; agent loops
+        # know the replicas by their handles, and keep one group
+        one_by_one = config.trainer.mode == "separate-async" and not has_agent_loop(config)
         self._windows = self._pools["rollout_pool"].split(replica_devices(config)) if one_by_one else []
         self._replicas = [self._executor.submit(self._start_replica, index) for index in range(len(self._windows))]
         self._rollout = self._submit_if(is_separate(config) and not one_by_one, self._start_rollout)

@@ -52,6 +52,8 @@ class ReplicaSet:
     way of the trainer's weights to it.
     """
 
+    reads_prompts = False
+
     def __init__(
         self, groups: Sequence[Any], start: Callable[[int], Any], sync_to: Callable[[Any], WeightSync]
     ) -> None:
