@@ -91,6 +91,7 @@ bench: $(STAMP)
 	$(BIN)/rpcrl bench dispatch $(BENCH_ARGS)
 	$(BIN)/python benchmarks/bench_shared_memory.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/bench_step.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/bench_async.py $(BENCH_ARGS)
 
 # torch first, and what verl needs by hand: left to itself, pip searches for many minutes among its requirements.
 RIVALS ?= .rivals

@@ -43,6 +43,8 @@ class AsyncTrainer(ColocateTrainer):
     _step_version: int
     """Version of the weights that a step begins with."""
     _consumed: list[str]
+    _open: int
+    """How many prompts may have been submitted by now, since this life of the run began."""
 
     # -- hooks of a mode -----------------------------------------------------------------------------------------------
 
@@ -108,10 +110,11 @@ class AsyncTrainer(ColocateTrainer):
         return metrics
 
     def prepare_step(self, step: int) -> None:
-        """Submit one more batch, as long as there is a step for it."""
+        """See to it that the step's own batch is submitted; what is sampled ahead follows while the workers train."""
         self._step_version = self.weight_version
         self._consumed = []
-        self.sampler.fill(self._limit(step), version=self.weight_version)
+        self._open = max(self._limit(step - 1), (step - self.start_step) * self.config.data.train_batch_size)
+        self.sampler.fill(self._open, version=self.weight_version)
 
     def sample(self, step: int) -> DataProto:
         """Wait for the groups of the part."""
@@ -120,12 +123,16 @@ class AsyncTrainer(ColocateTrainer):
             prompts,
             version=self.weight_version,
             later=prompts * (self.num_parts - 1 - self.part),
-            limit=self._limit(step),
+            limit=self._open,
         )
         self._consumed += dict.fromkeys(str(uid) for uid in batch.non_tensor_batch["uid"])
         return batch
 
     def _described(self, batch: DataProto, step: int) -> dict[str, float]:
+        # this is done while the workers train: each part submits its share of the batch that is sampled ahead
+        ahead = max(0, self._limit(step) - self._open)
+        self._open += ahead // (self.num_parts - self.part)
+        self.sampler.fill(self._open, version=self.weight_version)
         return {**super()._described(batch, step), **staleness_metrics(batch, version=self._step_version)}
 
     def in_flight(self) -> list[str]:

@@ -114,3 +114,17 @@ def test_the_phases_of_a_step_are_measured(tmp_path: Path) -> None:
     cases = {(row["system"], row["case"]) for row in _rows("bench_step.py", tmp_path)}
     systems = ("rpcrl", "recompute", "loop", "hand")
     assert {(system, case) for system in systems for case in ("step", "gen", "update_actor")} <= cases
+
+
+@pytest.mark.slow
+def test_asynchronous_training_is_measured_beside_colocate(tmp_path: Path) -> None:
+    measured = {(row["system"], row["case"], row["variant"]) for row in _rows("bench_async.py", tmp_path)}
+    modes, variants = ("colocate", "separate-async"), ("waits", "no waits")
+    assert measured == {(mode, case, v) for mode in modes for case in ("step", "gen", "the rest") for v in variants}
+
+
+def test_the_picture_of_staleness_is_made_of_the_results_that_are_kept(tmp_path: Path) -> None:
+    results, picture = ROOT / "benchmarks" / "results" / "staleness.json", tmp_path / "staleness.svg"
+    script = str(ROOT / "benchmarks" / "staleness_picture.py")
+    subprocess.run([sys.executable, script, str(results), str(picture)], check=True)
+    assert picture.read_text(encoding="utf-8") == (ROOT / "docs" / "staleness.svg").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ import tensorboardX  # noqa: F401  (sets an environment variable when it is firs
 from rpcrl import env
 from rpcrl.config.load import load
 from rpcrl.trainer.colocate import ColocateTrainer
+from rpcrl.trainer.modes import trainer_of
 from tests.e2e.jobs import configure, metric_lines
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -42,6 +43,18 @@ def test_three_seeds_reach_the_bars(tmp_path):
         ends.append(accuracy["end"])
     assert min(ends) >= 0.93, ends
     assert statistics.mean(ends) >= 0.96, ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["colocate-async", "separate-async"])
+def test_three_seeds_reach_the_bar_of_samples_one_version_old(tmp_path, mode):
+    ends = []
+    for seed in (0, 1, 2):
+        config = load(None, [f"trainer.seed={seed}"], mode)
+        summary = trainer_of(mode)(config, run_dir=tmp_path / f"seed{seed}").fit()
+        assert summary["heldout_accuracy"]["start"] == pytest.approx(0.5, abs=0.06)
+        ends.append(summary["heldout_accuracy"]["end"])
+    assert min(ends) >= 0.90, ends
 
 
 @pytest.mark.slow

@@ -214,7 +214,7 @@ def test_errors_of_what_is_run_are_the_callers(served):
         server.run(lambda: 1 // 0)
 
 
-def test_closing_ends_waiters_and_refuses_newcomers(served):
+def test_p12_closing_ends_waiters_and_refuses_newcomers(served):
     engine, server = served
 
     async def main():
