@@ -134,12 +134,21 @@ class DataParallel:
         # Into the rows of one tensor: the collective for a whole tensor was renamed between the versions of torch that
         # rpcrl runs on, and its old name warns on the newer ones.
         dist.all_gather(list(everyone.unbind()), mine)
-        # Freed before the tensors are cut out of the gathered rows, which copies them.
-        del mine, slot
-        parts = torch.split(everyone, widths, dim=1)
-        return [
-            part.reshape(-1)[: tensor.numel()].view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
-        ]
+        _free(mine)
+        # Copied, a single tensor too, so that what went through the collective can be given back here.
+        columns = torch.split(everyone, widths, dim=1)
+        parts = [part.clone(memory_format=torch.contiguous_format).view(-1) for part in columns]
+        del columns
+        _free(everyone)
+        return [part[: tensor.numel()].view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _free(exchanged: Tensor) -> None:
+    """Give back the memory of a tensor that went through a finished collective, which nobody reads any more.
+
+    Dropping the last name is not enough: gloo's thread holds what it exchanged until some time after the call returned.
+    """
+    exchanged.untyped_storage().resize_(0)
 
 
 class Replicas(DataParallel):

@@ -97,39 +97,47 @@ def extras(case: Path, rank: int, world: int, settings: dict[str, object]) -> di
 
 
 class Live(TorchDispatchMode):
-    """Follows the bytes of tensors that are made while it is active, and their most at a time."""
+    """Follows the bytes of tensors that are made while it is active, and their most at a time.
+
+    A storage counts for what it holds now: a collective's thread may keep the object of one that was given back.
+    """
 
     def __init__(self, before: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self.now = self.peak = 0
-        self.known = {tensor.untyped_storage().data_ptr() for tensor in before}
+        self.peak_bytes = 0
+        self._before = {tensor.untyped_storage().data_ptr() for tensor in before}
+        self._storages: list[weakref.ref[torch.UntypedStorage]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if type(tensor) is torch.Tensor:
-                storage = tensor.untyped_storage()
-                pointer, size = storage.data_ptr(), storage.nbytes()
-                if pointer and size and pointer not in self.known:
-                    self.known.add(pointer)
-                    self.now += size
-                    self.peak = max(self.peak, self.now)
-                    weakref.finalize(storage, self._gone, pointer, size)
+            if type(tensor) is torch.Tensor and tensor.untyped_storage().data_ptr() not in self._before:
+                self._storages.append(weakref.ref(tensor.untyped_storage()))
+        held = {storage.data_ptr(): storage.nbytes() for ref in self._storages if (storage := ref()) is not None}
+        self.peak_bytes = max(self.peak_bytes, sum(size for pointer, size in held.items() if pointer))
         return out
-
-    def _gone(self, pointer: int, size: int) -> None:
-        self.known.discard(pointer)
-        self.now -= size
 
 
 def weights_peak(engine: FsdpEngine) -> dict[str, int]:
+    """Measure a pass over the weights while everything that went through a collective stays referenced.
+
+    gloo's thread keeps some of it for a while, on a busy machine for long: the peak may not depend on that.
+    """
     largest = 0
-    with Live(engine._locals.values()) as live:
+    held: list[object] = []
+    all_gather = dist.all_gather
+
+    def holding(tensor_list: list[torch.Tensor], tensor: torch.Tensor) -> None:
+        held.append((tensor_list, tensor))
+        all_gather(tensor_list, tensor)
+
+    with Live(engine._locals.values()) as live, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dist, "all_gather", holding)
         for bucket in engine.weights(bucket_bytes=4000):
             largest = max(largest, sum(tensor.nbytes for _, tensor in bucket))
             del bucket
     model = sum(p.numel() * p.element_size() for p in engine._model.parameters())
-    return {"peak_bytes": live.peak, "largest_bucket_bytes": largest, "model_bytes": model}
+    return {"peak_bytes": live.peak_bytes, "largest_bucket_bytes": largest, "model_bytes": model}
 
 
 class ReducedIn(TorchDispatchMode):
@@ -274,7 +282,7 @@ def test_no_rank_ever_holds_more_than_a_few_buckets_of_the_weights(reports: list
                 assert found["peak_bytes"] == 0, "the parameters themselves are handed out"
                 continue
             # the bucket as it was gathered and as its tensors, rounded up by a row a tensor
-            allowed = found["largest_bucket_bytes"] * 2.5 + 4096
+            allowed = found["largest_bucket_bytes"] * 2 + 2048
             assert found["largest_bucket_bytes"] <= found["peak_bytes"] <= allowed
             assert allowed < found["model_bytes"] / 2
 
