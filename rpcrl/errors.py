@@ -193,6 +193,8 @@ class WorkerExit:
     """It was given up after so many seconds without a heartbeat, and ended then; None: it ended by itself."""
     state: str = ""
     """What the process was doing when it was given up, e.g. ``it is stopped``; empty if that cannot be seen."""
+    beside: str = ""
+    """Of a process that was killed: which worker of its machine held the most memory then; empty if none is seen."""
 
     @property
     def cause(self) -> str:
@@ -213,7 +215,8 @@ class WorkerExit:
         text = (
             f"rank {self.rank} of group {self.group!r} (role {role}, pid {self.pid} on {self.host})"
             f"{': ' if self.silent_s is not None else ' '}{self.cause}; "
-            f"peak memory {self.peak_rss_bytes / 2**20:.0f} MiB; log: {self.log_path}"
+            f"peak memory {self.peak_rss_bytes / 2**20:.0f} MiB{'; ' if self.beside else ''}{self.beside}; "
+            f"log: {self.log_path}"
         )
         if self.last_lines:
             text += "\n    last lines:\n" + "\n".join(f"    | {line}" for line in self.last_lines)

@@ -31,7 +31,7 @@ from rpcrl.runtime.introductions import Introductions
 from rpcrl.runtime.io_thread import IoThread
 from rpcrl.runtime.membership import Group, GroupState, Membership, MemberState
 from rpcrl.runtime.sharing import place, sharing
-from rpcrl.runtime.silence import look_at
+from rpcrl.runtime.silence import largest, look_at
 from rpcrl.runtime.watchdog import Watchdog
 from rpcrl.shm.buffers import Buffer
 from rpcrl.shm.exchange import Exchange
@@ -362,7 +362,9 @@ class Hub:
             self._take_exit(report)
 
     def _take_exit(self, exited: WorkerExited) -> None:
-        group = self._membership.on_exit(exited)
+        killed = exited.signal == "SIGKILL" or exited.out_of_memory
+        beside = largest(self._membership.groups.values(), exited) if killed else ""
+        group = self._membership.on_exit(exited, beside=beside)
         if group is None:
             return
         self._introductions.gone(exited.identity)

@@ -158,8 +158,11 @@ class Membership:
             return group
         return None
 
-    def on_exit(self, exited: WorkerExited) -> Group | None:
-        """Take a worker's end; returns its group, broken now unless it is being closed."""
+    def on_exit(self, exited: WorkerExited, *, beside: str = "") -> Group | None:
+        """Take a worker's end; returns its group, broken now unless it is being closed.
+
+        ``beside`` tells of the memory of other workers.
+        """
         found = self._home.get(exited.identity)
         if found is None:
             return None
@@ -170,7 +173,7 @@ class Membership:
         if exited.start_error:
             group.start_errors.append(f"rank {member.rank}: {exited.start_error}")
         else:
-            group.enter(_describe(group, member, exited))
+            group.enter(replace(_describe(group, member, exited), beside=beside))
         if group.state is not GroupState.CLOSING:
             group.state = GroupState.BROKEN
         return group

@@ -1,14 +1,16 @@
-"""What does a process do that answers no heartbeat? /proc tells, where it runs on this machine."""
+"""What does a process do that answers no heartbeat, and who holds the most memory? /proc tells, on this machine."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpcrl.runtime.membership import Member
+from rpcrl.runtime.membership import Group, Member, MemberState
+from rpcrl.wire.messages import WorkerExited
 
-__all__ = ["Seen", "look_at", "why_stopped"]
+__all__ = ["Seen", "largest", "look_at", "why_stopped"]
 
 _STATES = {
     "T": "the process is stopped (SIGSTOP, or Ctrl-Z)",
@@ -28,6 +30,27 @@ class Seen:
     is_stopped: bool = False
     state: str = ""
     peak_rss_bytes: int = 0
+    rss_bytes: int = 0
+
+
+def largest(groups: Iterable[Group], killed: WorkerExited) -> str:
+    """Say which process of this machine's workers holds the most memory now that one was killed, and how much.
+
+    The killer takes what it finds, and that need not be what has grown. Empty when no other worker can be seen.
+    """
+    found = [
+        (look_at(member.host, member.pid).rss_bytes, group, member)
+        for group in groups
+        for member in group.members
+        if member.state is not MemberState.GONE and member.pid != killed.pid and member.host == killed.host
+    ]
+    rss_bytes, group, member = max(found, key=lambda each: each[0], default=(0, None, None))
+    if not rss_bytes or group is None or member is None:
+        return ""
+    who = f"rank {member.rank} of group {group.name!r} (role {'+'.join(member.roles)}, pid {member.pid})"
+    if rss_bytes < killed.peak_rss_bytes:
+        return f"it was the largest worker on {killed.host}; the next is {who} with {rss_bytes / 2**20:.0f} MiB"
+    return f"the largest worker on {killed.host} is {who} with {rss_bytes / 2**20:.0f} MiB, which was not killed"
 
 
 def why_stopped(member: Member) -> str:
@@ -48,9 +71,10 @@ def look_at(host: str, pid: int) -> Seen:
     letter = fields.get("State", "").strip()[:1]
     if letter in ("Z", "X"):
         return Seen(has_ended=True, state=_ENDED)
-    peak_kib = fields.get("VmHWM", "").split()[:1]
+    peak_kib, rss_kib = (fields.get(name, "").split()[:1] for name in ("VmHWM", "VmRSS"))
     return Seen(
         is_stopped=letter in ("T", "t"),
         state=_STATES.get(letter, ""),
         peak_rss_bytes=int(peak_kib[0]) * 1024 if peak_kib else 0,
+        rss_bytes=int(rss_kib[0]) * 1024 if rss_kib else 0,
     )

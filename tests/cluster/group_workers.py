@@ -383,7 +383,20 @@ class Meeting(Worker):
 
 
 class Hungry(Worker):
-    """Asks for more memory than it may have."""
+    """Asks for more memory than it may have, or takes it and keeps it."""
+
+    held = b""
+
+    @register
+    def hold(self, rank: int, num_bytes: int) -> tuple[int, int]:
+        if self.rank == rank:
+            self.held = b"x" * num_bytes
+        return os.getpid(), len(self.held)
+
+    @register
+    def die(self, rank: int) -> None:
+        if self.rank == rank:
+            die("SIGKILL")
 
     @register
     def eat(self, rank: int, num_bytes: int) -> int:

@@ -119,6 +119,35 @@ def test_p09_four_ends_have_four_messages(controller: Controller):
     assert "raised MemoryError on rank 1" in texts["memory"]
 
 
+@pytest.mark.parametrize("victim", ["the small one", "the large one"])
+def test_p65_when_a_worker_is_killed_the_largest_of_its_machine_is_named(controller: Controller, victim: str):
+    """The kernel that runs out of memory takes the one it likes: the reader learns who has the memory."""
+    judge = WorkerGroup(ResourcePool([2]), Hungry, name="judge")
+    actor = WorkerGroup(ResourcePool([1]), Hungry, name="actor")
+    (small, _), (large, held) = judge.hold(1, 256 << 20)
+    ((other, _),) = actor.hold(0, 0)
+    assert held == 256 << 20
+    group, rank, pid = (actor, 0, other) if victim == "the small one" else (judge, 1, large)
+    with pytest.raises(WorkerLostError) as caught:
+        group.die(rank)
+    told = next(line for line in str(caught.value).splitlines() if "killed by SIGKILL" in line)
+    assert f"rank {rank} of group {group.name!r}" in told
+    assert f"pid {pid} " in told
+    if victim == "the small one":
+        found = re.search(
+            rf"; the largest worker on \S+ is rank 1 of group 'judge' \(.*pid {large}\) with (\d+) MiB", told
+        )
+        assert "which was not killed" in told
+        assert found is not None, told
+        assert int(found[1]) > 256
+    else:
+        found = re.search(
+            r"it was the largest worker on \S+; the next is rank 0 of group '(judge|actor)' .*pid (\d+)", told
+        )
+        assert found is not None, told
+        assert int(found[2]) in (small, other)
+
+
 def test_p34_a_constructors_traceback_is_in_the_message_and_in_the_log(controller: Controller):
     with pytest.raises(StartError) as caught:
         WorkerGroup(ResourcePool([3]), FailsToBuild, [1], name="loader")
