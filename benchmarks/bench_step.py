@@ -1,6 +1,6 @@
 """Where does the time of a training step go, and what of it is rpcrl's own?
 
-In turn, step by step, each in a process of its own and on one thread (``turns``):
+In turn, five steps at a time, each in a process of its own and on one thread (``turns``):
 
 - the default job with one worker (``step_ours``), with the sampler's log-probs as those of the old policy and, as
   ``recompute``, with a pass of their own;
@@ -10,7 +10,8 @@ In turn, step by step, each in a process of its own and on one thread (``turns``
   task, batch and updates; it recomputes the old log-probs, so it belongs beside ``recompute``.
 
 With ``--large``: a model of 9.6 million parameters on one worker and on two, run by run in turn, by phase. The first
-steps are left out (caches fill, the optimizer's state is made).
+steps are left out (caches fill, the optimizer's state is made), and so is the first of each turn: in a run no other
+process has the processor's caches between two steps.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from turns import Trainer, in_turn
 
 from rpcrl.bench.measure import Case, Row, row_of
 
-LEFT_OUT_STEPS = 3
+LEFT_OUT_STEPS = 5
+TURN_STEPS = 5
+"""Steps of a turn; the first of them is not measured."""
 HERE = Path(__file__).resolve().parent
 
 
@@ -61,10 +64,10 @@ def side_by_side(steps: int, trl: str | None) -> tuple[list[Row], dict[str, obje
     ]
     if trl is not None:
         trainers.append(Trainer("trl", [trl, HERE / "rivals" / "trl_grpo.py", str(count)]))
-    in_turn(trainers, count)
+    in_turn(trainers, count, at_once=TURN_STEPS)
     rows, step = [], {}
     for trainer in trainers:
-        turns = trainer.turns[LEFT_OUT_STEPS:]
+        turns = [turn for number, turn in enumerate(trainer.turns) if number >= LEFT_OUT_STEPS and number % TURN_STEPS]
         step[trainer.name] = median(turn["step"] for turn in turns)
         for name in [name for name in turns[0] if name == "step" or name.startswith("phase/")]:
             case = Case(trainer.name, name.removeprefix("phase/"), lambda: None, variant="in turn", workers=1)

@@ -108,15 +108,16 @@ class Trainer:
         return "; its last lines:\n" + Path(self._log.name).read_text(errors="replace")[-3000:]
 
 
-def in_turn(trainers: Sequence[Trainer], steps: int) -> None:
-    """Give each trainer ``steps`` turns, one after the other; who begins changes from round to round."""
+def in_turn(trainers: Sequence[Trainer], steps: int, *, at_once: int = 1) -> None:
+    """Give each trainer ``steps`` turns, ``at_once`` of them in a row; who begins changes from round to round."""
     try:
         for trainer in trainers:
             trainer.ready()
-        for number in range(steps):
+        for number, first in enumerate(range(0, steps, at_once)):
             shift = number % len(trainers)
             for trainer in [*trainers[shift:], *trainers[:shift]]:
-                trainer.turn(last=number == steps - 1)
+                for step in range(first, min(first + at_once, steps)):
+                    trainer.turn(last=step == steps - 1)
     finally:
         for trainer in trainers:
             trainer.close()

@@ -7,6 +7,7 @@ columns that the driver itself needs. N = prompts × n samples, P prompt columns
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,6 +52,9 @@ ACTOR_COLUMNS = (
     "response_mask",
 )
 """What a model needs to give the responses their log-probs or values."""
+
+HAND_OVER_S = 0.001
+"""How long the driver waits for its I/O thread to send a call before it computes beside it."""
 
 REWARD_COLUMNS = ("response_text", "data_source", "ground_truth", "extra_info", "finish_reason")
 """What a reward function is told; nothing else is sent."""
@@ -396,6 +400,8 @@ def _updates(
         per_rank = update(request)
     else:
         running = update.submit(request)
+        # A thread that computes keeps the interpreter for 5 ms at a time: the one that sends the call goes first.
+        threading.Event().wait(HAND_OVER_S)
         meanwhile()
         per_rank = running.result()
     return [reduce_metrics(of_all_ranks) for of_all_ranks in zip(*per_rank, strict=True)]
