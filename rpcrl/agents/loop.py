@@ -7,6 +7,7 @@ from elsewhere does not; ``Transcript`` keeps the two apart.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -155,7 +156,7 @@ class Transcript:
             )
 
 
-class AgentLoop:
+class AgentLoop(ABC):
     """Base of agent loops. Each worker makes one object a loop; its ``run`` runs for many samples at the same time.
 
     A subclass with settings takes them as keyword arguments (``rollout.agent.agent_loop_kwargs``) in ``start``. What
@@ -175,13 +176,13 @@ class AgentLoop:
         if kwargs:
             raise UsageError(f"{type(self).__name__} takes no settings, got {', '.join(kwargs)} (agent_loop_kwargs)")
 
+    @abstractmethod
     async def run(self, prompt: AgentPrompt, llm: Llm) -> AgentLoopOutput | Sequence[AgentLoopOutput]:
         """Make one sample: its output, or several, each of which becomes a row of the prompt's group.
 
         An exception fails the task, and so does its deadline; what becomes of it then is
         ``rollout.agent.max_attempts`` and ``on_failed_task``.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how a sample is made: define async def run")
 
     def transcript(self, prompt: AgentPrompt) -> Transcript:
         """Return an empty response to the prompt."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 Outputs = tuple[Tensor, ...]
 
 
-class Sharded:
+class Sharded(ABC):
     """A model whose parameters, gradients and optimizer state are spread over the dp ranks.
 
     All ranks of the default process group (none: a world of one) build it, and call its methods, together.
@@ -123,13 +124,13 @@ class Sharded:
 
     # ---------------------------------------------------------------- forward
 
+    @abstractmethod
     def _load(self, folder: Path, dtype: torch.dtype) -> Any:
         """Return the model of a folder, on the CPU, in evaluation mode."""
-        raise NotImplementedError(f"{type(self).__name__} does not say which model it loads")
 
+    @abstractmethod
     def _outputs(self, micro: DataProto, loss_fn: Callable[..., Any]) -> Outputs:
         """Return what a loss function gets before the micro-batch, each ``[n, R]``, with gradient."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its losses are made of")
 
     def _scored(
         self,

@@ -7,6 +7,7 @@ inheriting from ``WeightSender`` or ``WeightReceiver``; each method here is one 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -110,20 +111,26 @@ class SyncMember(Worker):
         return group
 
 
-class WeightSender(SyncMember):
+class WeightSender(SyncMember, ABC):
     """A rank that trains; rank 0 sends, the others help to gather the shards."""
 
+    @abstractmethod
     def weight_specs(self) -> Sequence[tuple[str, str, Sequence[int]]]:
         """Return name, dtype and whole shape of each tensor, in the order of ``weight_buckets``."""
-        raise NotImplementedError(f"{type(self).__name__} does not say which weights it has")
 
-    def score_tokens(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-prob of each token but the first, given those before it (collective)."""
-        raise NotImplementedError(f"{type(self).__name__} does not score texts")
-
+    @abstractmethod
     def weight_buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Yield the full weights, bucket by bucket (collective); a bucket is valid until the next one."""
-        raise NotImplementedError(f"{type(self).__name__} does not give its weights")
+
+    def score_tokens(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-prob of each token but the first, given those before it (collective).
+
+        Only the canary (``rollout.canary``) asks for it. Raises UsageError where a class does not define it.
+        """
+        raise UsageError(
+            f"{type(self).__name__} does not define score_tokens, which a rollout with rollout.canary=true compares "
+            "itself with; define it or set rollout.canary=false"
+        )
 
     @register
     def sync_offer(self, bucket_bytes: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ what a step trains on was begun at most that many versions before: capacity pace
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
@@ -49,9 +50,9 @@ class AsyncTrainer(ColocateTrainer):
     # -- hooks of a mode -----------------------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def num_warmup_batches(self) -> int:
         """Batches in flight beside the one that a step trains on."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how many batches are in flight")
 
     def replicas(self) -> Replicas:
         """Return where prompts are sampled: by agent loops, or by the rollout's workers."""

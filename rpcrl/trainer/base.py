@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ __all__ = ["Trainer"]
 log = get_logger(__name__)
 
 
-class Trainer:
+class Trainer(ABC):
     """A run of one mode, from its configuration to its summary. Use it once.
 
     ``run_dir`` overrides the configuration's; ``observer`` hears of the progress; ``console`` and ``console_sink``
@@ -78,14 +79,14 @@ class Trainer:
 
     # -- what a mode provides ------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def step(self, step: int, timer: PhaseTimer) -> dict[str, float]:
         """Do everything of one step, including the weight sync at its end; returns its metrics."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what a step does")
 
-    def on_train_begin(self) -> None:
+    def on_train_begin(self) -> None:  # noqa: B027  # a hook that need not be used
         """Do what has to be done before the first step: nothing here."""
 
-    def on_train_end(self) -> None:
+    def on_train_end(self) -> None:  # noqa: B027  # as above
         """Do what has to be done after the last step: nothing here."""
 
     def in_flight(self) -> list[str]:
@@ -419,7 +420,8 @@ class Trainer:
 
     def _finish(self) -> dict[str, object]:
         self.observer.on_status(f"writing the model to {self.run.hf}")
-        self.groups.actor.export_model(str(self.run.hf))
+        for role, group in self.groups.learners().items():
+            group.export_model(str(self.run.hf if role == "actor" else self.run.hf_critic))
         return self._write_summary(self.mode, steps=self.total_steps)
 
     def _wall_s(self) -> float:

@@ -12,6 +12,7 @@
       samples/             step_N.jsonl (training) and validation_N.jsonl
       checkpoints/         global_step_N/ and latest_checkpointed_iteration.txt
       hf/                  the final model, for AutoModelForCausalLM.from_pretrained
+      hf_critic/           with a critic: the final one, for AutoModelForTokenClassification and critic.model.path
       summary.json         written last: a run without it did not end by itself
       summary-MODE.json    of an evaluation or a generation in the directory of a finished training
 """
@@ -162,6 +163,11 @@ class RunDirectory:
     def hf(self) -> Path:
         """Directory of the final model in Hugging Face format."""
         return self.path / "hf"
+
+    @property
+    def hf_critic(self) -> Path:
+        """Directory of the final critic in Hugging Face format."""
+        return self.path / "hf_critic"
 
     @property
     def summary(self) -> Path:

@@ -58,6 +58,24 @@ def test_the_figures_have_verls_names(whole):
     assert last["actor/kl_loss"] > 0
 
 
+def test_the_critic_is_exported_too_and_opens_in_transformers(whole):
+    from safetensors.torch import load_file
+    from transformers import AutoModelForTokenClassification
+
+    last = whole.run.path / f"checkpoints/global_step_{STEPS}/critic/rank_0"
+    (trained,) = (load_file(path) for path in last.glob("model-*.safetensors"))
+    model, report = AutoModelForTokenClassification.from_pretrained(
+        whole.run.hf_critic, dtype="float32", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert model.num_labels == 1
+    exported = dict(model.named_parameters())
+    assert exported.keys() == trained.keys()
+    assert all(exported[name].equal(tensor) for name, tensor in trained.items())
+    assert exported["score.weight"].any(), "its head has learnt"
+
+
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_p98_a_resumed_run_is_the_run_that_was_never_stopped(whole, tmp_path, step):
     resumed = copy_up_to(whole.run.path, step, tmp_path / "run")
