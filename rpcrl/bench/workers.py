@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rpcrl import DataProto, Dispatch, Worker, register
+from rpcrl.runtime.loading import loading
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +18,8 @@ __all__ = ["BenchWorker", "column_sums", "make_batch", "new_columns"]
 
 def make_batch(rows: int, ids: int, probs: int) -> DataProto:
     """Return a batch of two columns, ``ids`` int64 [rows, ids] and ``probs`` float32 [rows, probs]."""
-    import torch
+    with loading():
+        import torch
 
     return DataProto.from_dict(
         {"ids": torch.randint(0, 50_000, (rows, ids)), "probs": torch.rand(rows, probs)},

@@ -106,7 +106,10 @@ def _zeromq() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    import torch
+    from rpcrl.runtime.loading import loading
+
+    with loading():
+        import torch
 
     count = torch.cuda.device_count()
     if not count:

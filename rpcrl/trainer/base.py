@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rpcrl.config.account import learners
 from rpcrl.errors import ConfigError, UsageError, Violation
 from rpcrl.logs import get_logger
+from rpcrl.runtime.loading import loading
 from rpcrl.trainer.checkpoint import CheckpointStore, Manifest, check_world, read_manifest
 from rpcrl.trainer.groups import GroupStart, RoleGroups, named_processes, resolve_device
 from rpcrl.trainer.metrics import PhaseTimer, tensors_of
@@ -284,19 +285,18 @@ class Trainer(ABC):
         self.groups = starting.result()
 
     def _load_driver(self, model_path: str) -> None:
-        import torch
+        with loading():
+            import torch
 
-        from rpcrl.algorithms.kl import kl_controller
-        from rpcrl.engines.hf_model import load_tokenizer
-        from rpcrl.trainer.sources import open_heldout, open_training
+            from rpcrl.algorithms.kl import kl_controller
+            from rpcrl.engines.hf_model import load_tokenizer
+            from rpcrl.trainer.sources import open_heldout, open_training
 
-        torch.set_num_threads(1)
-        self.tokenizer = load_tokenizer(model_path)
+            torch.set_num_threads(1)
+            self.tokenizer = load_tokenizer(model_path)
         if self.config.algorithm.use_kl_in_reward:
-            control = self.config.algorithm.kl_ctrl
-            self.kl = kl_controller(
-                control.type, kl_coef=control.kl_coef, target_kl=control.target_kl, horizon=control.horizon
-            )
+            of = self.config.algorithm.kl_ctrl
+            self.kl = kl_controller(of.type, kl_coef=of.kl_coef, target_kl=of.target_kl, horizon=of.horizon)
         self.train = open_training(self.config, self._prompts, self.tokenizer)
         self.heldout = open_heldout(self.config, self._prompts, self.tokenizer)
 

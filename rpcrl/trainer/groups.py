@@ -29,6 +29,7 @@ from rpcrl.config.account import (
 from rpcrl.config.registry import AGENT_LOOPS, POLICY_LOSSES
 from rpcrl.env import THREAD_VARIABLES
 from rpcrl.runtime.future import wait_all
+from rpcrl.runtime.loading import loading
 from rpcrl.topology import ResourcePool, ResourcePoolManager
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def resolve_device(config: RunConfig) -> str:
     device = config.trainer.device
     if device != "auto":
         return device
-    import torch
+    with loading():
+        import torch
 
     wanted = config.trainer.n_gpus_per_node
     if is_separate(config):
