@@ -39,3 +39,19 @@ def test_three_paired_seeds_end_where_torch_ends(tmp_path):
         gaps.append(abs(ends["vllm"] - ends["torch"]))
     assert max(gaps) <= 0.03, gaps
     assert statistics.mean(gaps) <= 0.03
+
+
+def test_a_rollout_in_processes_of_its_own_takes_weights_over_the_channel(tmp_path):
+    """No trainer and no process group beside vLLM here; the canary goes by calls."""
+    from rpcrl.trainer.separate import SeparateTrainer
+
+    train(
+        tmp_path / "run",
+        "trainer.mode=separate",
+        "rollout.name=vllm",
+        "algorithm.recompute_old_log_prob=true",
+        trainer=SeparateTrainer,
+    )
+    lines = [line for line in metric_lines(tmp_path / "run") if line["step"] > 0]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(line["training/rollout_probs_diff_max"] < 1e-4 for line in lines)
