@@ -104,6 +104,11 @@ def summary_lines(summary: Mapping[str, object], run_dir: Path | None) -> list[s
     if isinstance(peaks, Mapping) and peaks:
         parts = [f"{role} {value / 2**20:.0f} MiB" for role, value in peaks.items()]
         lines.append(f"peak memory        {', '.join(parts)}")
+    engine = summary.get("rollout_engine")
+    if isinstance(engine, Mapping) and engine.get("engine") == "vllm":
+        line = f"rollout            {engine['version']}, started in {engine['start_s']:.1f} s, KV cache of "
+        line += f"{engine['kv_cache_bytes'] / 2**20:.0f} MiB a worker"
+        lines.append(line if engine["sleep_frees_memory"] else f"{line}; on a CPU vLLM frees no memory while it sleeps")
     if run_dir is not None:
         lines.append(f"run directory      {run_dir}")
         if (run_dir / "hf").is_dir():

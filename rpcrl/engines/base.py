@@ -103,6 +103,10 @@ class RolloutEngine(Protocol):
         """Which of ``weights`` and ``kv_cache`` are resident."""
         ...
 
+    def account(self) -> dict[str, object]:
+        """Return ``engine`` (its name), and what else a reader of the run wants to know of its start and memory."""
+        ...
+
     def generate(self, prompts: DataProto) -> DataProto:
         """Sample one response per row.
 

@@ -111,6 +111,10 @@ class TorchRolloutEngine:
         """Token ids that end a response."""
         return self._stop
 
+    def account(self) -> dict[str, object]:
+        """Return what the engine is, and the bytes of its weights."""
+        return {"engine": "torch", "weights_bytes": self._store.size_bytes, "sleep_frees_memory": True}
+
     # ---------------------------------------------------------------- memory and weights
 
     def sleep(self, tags: Sequence[str] = TAGS) -> int:

@@ -68,7 +68,7 @@ def open_engine(folder: Path, settings: VllmSettings, *, dtype: str, device: str
         logprobs_mode="processed_logprobs",
         # A step returns what it has sampled: scheduled ahead, tokens of old weights would come after an update.
         async_scheduling=False,
-        distributed_executor_backend=_executor(),
+        distributed_executor_backend=_executor(device),
         enable_sleep_mode=device == "cuda",
         disable_log_stats=True,
     )
@@ -84,9 +84,14 @@ def open_engine(folder: Path, settings: VllmSettings, *, dtype: str, device: str
             raise UsageError(_explained(error, settings, cache_bytes, limit)) from error
 
 
-def _executor() -> str:
-    """Name the executor: within the trainer's process group, or with one of its own."""
-    return "external_launcher" if dist.is_initialized() else "uni"
+def _executor(device: str) -> str:
+    """Name the executor: within the trainer's process group, or with a group of this process alone."""
+    if dist.is_initialized():
+        return "external_launcher"
+    if device == "cpu":
+        # vLLM would make one over a file in the temporary folder, and leave that there.
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    return "uni"
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from rpcrl.dispatch.mode import Dispatch
+from rpcrl.dispatch.mode import Dispatch, Execute
 from rpcrl.dispatch.register import register
 from rpcrl.roles.passes import computes_exactly
 from rpcrl.roles.weight_sync import WeightReceiver
@@ -63,6 +63,11 @@ class RolloutWorker(WeightReceiver):
         Requests in flight have to be paused before.
         """
         return self._on_engine(lambda: self._engine.sleep() if self._engine.awake else 0)
+
+    @register(execute_mode=Execute.RANK_ZERO)
+    def engine_account(self) -> dict[str, object]:
+        """Return what samples on rank 0, with the seconds of its start and the bytes that it holds."""
+        return self._on_engine(self._engine.account)
 
     # -- single requests ---------------------------------------------------------------------------------------------
 

@@ -430,6 +430,7 @@ class Trainer(ABC):
     def _write_summary(self, mode: str, *, steps: int) -> dict[str, object]:
         if self.groups.sync is not None:
             self.groups.sync.close()
+        engine = self.groups.rollout.engine_account()
         # Linux counts in KiB; the workers' figures come from the ends of their processes
         peaks = {"driver": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         for role, group in self.groups.by_role().items():
@@ -444,6 +445,7 @@ class Trainer(ABC):
             "weight_syncs": totals.weight_syncs,
             "tokens": totals.tokens,
             "peak_rss_bytes": peaks,
+            "rollout_engine": engine,
         }
         self.run.write_summary(summary)
         self.observer.on_end(summary)
