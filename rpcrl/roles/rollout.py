@@ -67,7 +67,7 @@ class RolloutWorker(WeightReceiver):
     @register(execute_mode=Execute.RANK_ZERO)
     def engine_account(self) -> dict[str, object]:
         """Return what samples on rank 0, with the seconds of its start and the bytes that it holds."""
-        return self._on_engine(self._engine.account)
+        return self._engine.account()  # nothing of it changes, so any thread may read it
 
     # -- single requests ---------------------------------------------------------------------------------------------
 

@@ -430,12 +430,9 @@ class Trainer(ABC):
     def _write_summary(self, mode: str, *, steps: int) -> dict[str, object]:
         if self.groups.sync is not None:
             self.groups.sync.close()
-        engine = self.groups.rollout.engine_account()
-        # Linux counts in KiB; the workers' figures come from the ends of their processes
-        peaks = {"driver": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-        for role, group in self.groups.by_role().items():
-            peaks[role] = max(exit.peak_rss_bytes for exit in group.close())
-        totals = self.totals
+        engine, totals = self.groups.rollout.engine_account(), self.totals
+        # Linux counts in KiB
+        driver_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         summary: dict[str, object] = {
             "mode": mode,
             "steps": steps,
@@ -444,7 +441,7 @@ class Trainer(ABC):
             "heldout_accuracy": {"start": totals.heldout_start, "end": totals.heldout_end},
             "weight_syncs": totals.weight_syncs,
             "tokens": totals.tokens,
-            "peak_rss_bytes": peaks,
+            "peak_rss_bytes": {"driver": driver_bytes, **self.groups.close()},
             "rollout_engine": engine,
         }
         self.run.write_summary(summary)

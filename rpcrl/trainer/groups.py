@@ -86,6 +86,10 @@ class RoleGroups:
         }
         return {role: group for role, group in groups.items() if group is not None}
 
+    def close(self) -> dict[str, int]:
+        """End all groups; returns the most bytes that a process of each role has had resident."""
+        return {role: max(exit.peak_rss_bytes for exit in group.close()) for role, group in self.by_role().items()}
+
 
 def resolve_device(config: RunConfig) -> str:
     """Return ``cpu`` or ``cuda``; ``auto`` takes cuda where every slot of a node has a device, in both pools."""

@@ -222,6 +222,18 @@ class ReplicaSet:
                     del todo[number]
         return DataProto.concat([parts[number] for number in sorted(parts)])
 
+    def engine_account(self) -> dict[str, object]:
+        """Return what samples in a replica that is there, as ``RolloutWorker.engine_account`` does."""
+        while True:
+            self.await_one()
+            place = self._ready()[0]
+            try:
+                account: dict[str, object] = place.group.engine_account()
+            except WorkerLostError as error:
+                self.lost(place.group.name, error)
+            else:
+                return account
+
     def close(self) -> list[WorkerExit]:
         """End all replicas; returns the ends of all that ever were."""
         for place in self._places:
