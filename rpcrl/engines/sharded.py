@@ -31,7 +31,7 @@ from rpcrl.engines.hf_model import (
     use_activation_checkpoints,
     use_threads,
 )
-from rpcrl.engines.packing import Packed, require_packing
+from rpcrl.engines.packing import Packed, attends_in_blocks, prepare_packing
 from rpcrl.engines.shard_files import describe_files, verify_files
 from rpcrl.engines.sharding import data_parallel
 from rpcrl.errors import BatchError, CheckpointError, UsageError
@@ -91,7 +91,7 @@ class Sharded(ABC):
         self._dp = data_parallel(strategy, self._device, num_parameters=size)
         self._packed = packed
         if packed:
-            require_packing(self._model)
+            prepare_packing(self._model)
         if checkpoint_activations and trainable:
             use_activation_checkpoints(self._model)
         # Below float32 a sharded model gathers and computes in its own copies of that type, any other by autocast.
@@ -190,7 +190,7 @@ class Sharded(ABC):
         )
         ids, mask = input_ids.to(self._device), attention_mask.to(self._device)
         if self._packed:
-            packed = Packed.of(ids, mask, responses.shape[1])
+            packed = Packed.of(ids, mask, responses.shape[1], in_blocks=attends_in_blocks(self._model))
             self.computed_tokens += packed.input_ids.numel()
             return packed
         shown = Shown.of(ids, mask, responses.shape[1])

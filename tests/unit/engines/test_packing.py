@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rpcrl.algorithms.actor_loss import ActorLoss
 from rpcrl.batch.data_proto import DataProto
-from rpcrl.engines import packing
+from rpcrl.engines import packed_attention, packing
 from rpcrl.engines.fsdp import FsdpEngine
 from rpcrl.engines.sharding import SHARD_ABOVE, DataParallel, Replicas, data_parallel
 from rpcrl.errors import BatchError, UsageError
@@ -101,11 +103,36 @@ def test_no_pad_token_is_computed(llama: Path, cut: dict[str, int]) -> None:
         assert padded.computed_tokens - padded.computed_pad_tokens == int(mask[:, :-1].sum())
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("model", ["llama", "qwen3"])
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a model each of whose tokens sees the last five only: less than the rows are long."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=24,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        initializer_range=0.2,
+        sliding_window=5,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    folder = tmp_path_factory.mktemp("mistral")
+    torch.manual_seed(2)
+    MistralForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("attention", [packed_attention.NAME, "sdpa", "eager"])
+@pytest.mark.parametrize("model", ["llama", "qwen3", "mistral"])
 def test_packed_rows_are_computed_as_padded_ones(model: str, attention: str, request: pytest.FixtureRequest) -> None:
     folder, data = request.getfixturevalue(model), batch()
     exact, engine = FsdpEngine(folder, dtype="float64"), FsdpEngine(folder, dtype="float64", packed=True)
+    assert engine._model.config._attn_implementation == packed_attention.NAME, "the default where the model allows it"
     engine._model.set_attn_implementation(attention)
     packing.require_packing(engine._model)
     for one, other in zip(engine.compute_log_prob(data), exact.compute_log_prob(data), strict=True):
@@ -140,6 +167,57 @@ def test_a_response_without_a_prompt_is_refused(llama: Path) -> None:
     data.batch["attention_mask"][1, :PROMPT] = 0
     with pytest.raises(BatchError, match="needs prompts of 1 token or more"):
         FsdpEngine(llama, packed=True).compute_log_prob(data)
+
+
+class Largest(TorchDispatchMode):
+    """Follows the number of elements of the largest tensor that is made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+def test_memory_grows_with_the_tokens_and_not_with_their_square(llama: Path) -> None:
+    most = {}
+    for rows in (8, 64):
+        engine, data = FsdpEngine(llama, packed=True), batch(rows, empty=())
+        with Largest() as seen:
+            engine.train_mini_batch(data, ActorLoss(), lr=1e-3)
+        most[rows] = seen.elements
+        assert seen.elements < needed(data) ** 2 / 4 or rows == 8
+    assert most[64] < 12 * most[8], "eight times the rows; a mask over all of them would be 64 times as large"
+
+
+@pytest.mark.parametrize("lengths", [[1], [5, 1, 4], [3] * 4, [1, 2, 4, 8, 16, 3, 7]], ids=str)
+def test_rows_come_back_to_their_places(lengths: list[int]) -> None:
+    blocks = packed_attention.RowBlocks.of(lengths, torch.device("cpu"))
+    tokens = torch.arange(sum(lengths))
+    kept = [tokens[index].flatten()[places] for index, places in zip(blocks.gather, blocks.kept, strict=True)]
+    assert torch.cat(kept)[blocks.back].equal(tokens)
+    padded = sum(index.numel() for index in blocks.gather)
+    assert padded < 2 * sum(lengths)
+
+
+def test_a_model_that_does_not_hand_on_where_the_rows_are_keeps_transformers_mask(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaModel
+
+    forward = LlamaModel.forward
+
+    def dropping(self: object, *arguments: object, row_blocks: object = None, **named: object) -> object:
+        return forward(self, *arguments, **named)
+
+    monkeypatch.setattr(LlamaModel, "forward", dropping)
+    engine = FsdpEngine(llama, packed=True)
+    assert engine._model.config._attn_implementation == "sdpa"
+    whole, _ = FsdpEngine(llama).compute_log_prob(batch())
+    assert torch.allclose(engine.compute_log_prob(batch())[0], whole, atol=1e-5)
 
 
 def test_a_model_whose_rows_see_one_another_is_refused(llama: Path) -> None:
