@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import re
+import textwrap
 import types
 from collections import defaultdict
 from typing import Any
@@ -14,11 +17,12 @@ from rpcrl.algorithms.advantages import (
     compute_gae_advantage_return,
     compute_grpo_outcome_advantage,
     compute_reinforce_plus_plus_outcome_advantage,
+    compute_rloo_outcome_advantage,
 )
 from rpcrl.algorithms.aggregate import BatchCounts, agg_loss
 from rpcrl.algorithms.kl import kl_penalty
 from rpcrl.algorithms.logits import entropy_from_logits, log_prob_and_entropy
-from rpcrl.algorithms.losses import PolicyLossSettings, policy_loss
+from rpcrl.algorithms.losses import PolicyLossSettings, policy_loss, value_loss
 from rpcrl.algorithms.masked import masked_whiten
 from tests.unit.algorithms import papers
 
@@ -69,6 +73,46 @@ def test_group_deviations_equal_trls() -> None:
     uid = [f"u{i}" for i in range(6) for _ in range(4)]
     ours, _ = compute_grpo_outcome_advantage(rewards.reshape(-1, 1), torch.ones(24, 1), uid)
     torch.testing.assert_close(ours, theirs.reshape(-1, 1))
+
+
+def test_leave_one_out_advantages_equal_trls() -> None:
+    """TRL computes them in the middle of a method: its own lines are taken from there and run."""
+    trainer = pytest.importorskip("trl.trainer.rloo_trainer", exc_type=ImportError)
+    source = textwrap.dedent(inspect.getsource(trainer.RLOOTrainer._generate_and_score_completions))
+    (lines,) = re.findall(r"( *scorable_counts = .*?)\n *# Normalize advantages", source, flags=re.DOTALL)
+    rewards = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found: dict[str, Any] = {
+        "torch": torch,
+        "grouped_rewards": rewards,
+        "rewards": rewards.reshape(-1),
+        "num_generations": 4,
+    }
+    exec(textwrap.dedent(lines), found)
+    uid = [f"u{i}" for i in range(6) for _ in range(4)]
+    ours, _ = compute_rloo_outcome_advantage(rewards.reshape(-1, 1), torch.ones(24, 1), uid)
+    torch.testing.assert_close(ours, found["advantages"].reshape(-1, 1))
+
+
+@pytest.mark.parametrize("clip", [0.1, 0.5, 100.0])
+def test_value_losses_and_their_gradients_equal_torchrls(clip: float) -> None:
+    utils = pytest.importorskip("torchrl.objectives.utils", exc_type=ImportError)
+    batch = contiguous(3)
+    mask, old, targets = (batch[name] for name in ("response_mask", "values", "token_level_rewards"))
+    noise = torch.randn(mask.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    found = []
+    for ours in (True, False):
+        new = (old + noise).requires_grad_()
+        if ours:
+            loss, _ = value_loss(new, old, targets, mask, BatchCounts.of(mask), cliprange_value=clip)
+        else:
+            plain = utils.distance_loss(targets, new, loss_function="l2")
+            theirs, _ = utils._clip_value_loss(old, new, torch.tensor(clip, dtype=old.dtype), targets, plain, "l2")
+            # the half of PPO's squared error is torchrl's critic coefficient
+            loss = 0.5 * (theirs * mask).sum() / mask.sum()
+        loss.backward()
+        assert new.grad is not None
+        found.append((loss.detach(), new.grad))
+    torch.testing.assert_close(*found)
 
 
 def test_log_probs_and_entropies_equal_trls() -> None:
