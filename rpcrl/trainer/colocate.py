@@ -19,6 +19,7 @@ from rpcrl.trainer.metrics import (
     data_metrics,
     joined_figures,
     log_prob_difference,
+    reward_metrics,
     tensors_of,
     timing_metrics,
 )
@@ -103,7 +104,9 @@ class ColocateTrainer(Trainer):
         algorithm, balance = self.config.algorithm, self.config.trainer.balance_batch
         metrics: dict[str, float] = {}
         with timer("reward"):
+            before = set(batch.non_tensor_batch)
             batch = self.reward(batch)
+            metrics.update(reward_metrics(batch, set(batch.non_tensor_batch) - before))
             if self._sleeping is not None:
                 self._sleeping.result()
                 self._sleeping = None

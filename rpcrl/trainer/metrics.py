@@ -7,7 +7,7 @@ throughput in tokens (prompt and response) per second and device of the trainer'
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ __all__ = [
     "joined_figures",
     "log_prob_difference",
     "reduce_metrics",
+    "reward_metrics",
     "staleness_metrics",
     "tensors_of",
     "timing_metrics",
@@ -97,6 +98,19 @@ def data_metrics(batch: DataProto, *, max_prompt_length: int, max_response_lengt
     metrics["response_length/clip_ratio"] = float((filled >= max_response_length).float().mean())
     metrics["response/aborted_ratio"] = float((response_tokens == 0).float().mean())
     metrics["prompt_length/clip_ratio"] = float((prompt_tokens >= max_prompt_length).float().mean())
+    return metrics
+
+
+def reward_metrics(batch: DataProto, fields: Iterable[str]) -> dict[str, float]:
+    """Return ``reward/<field>/mean`` of each field beside the score that the reward function gave as numbers.
+
+    Rows for which it gave None are left out; a field of anything but numbers and truth values has no mean.
+    """
+    metrics = {}
+    for name in sorted(set(fields) - {"response_text", "score"}):
+        given = [value for value in batch.non_tensor_batch[name].tolist() if value is not None]
+        if given and all(isinstance(value, int | float) for value in given):
+            metrics[f"reward/{name}/mean"] = sum(map(float, given)) / len(given)
     return metrics
 
 

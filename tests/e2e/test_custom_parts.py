@@ -47,6 +47,7 @@ def test_a_reward_function_and_prompts_by_path(tmp_path, rows):
     line = metric_lines(tmp_path / "run")[0]
     assert 0.125 < line["critic/score/mean"] < 1
     assert line["critic/score/max"] % 0.125 == 0
+    assert 0 <= line["reward/acc/mean"] <= 1, "what the function returns beside the score is a figure of the step"
     assert line["val-aux/mine/reward/mean@1"] == pytest.approx(0.375), "three digits, greedily"
     assert line["val-core/mine/acc/mean@1"] in (0.0, 1.0), "accuracy is the function's own acc, not its score"
 

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from rpcrl.trainer.metrics import PhaseTimer, data_metrics, log_prob_difference, reduce_metrics, timing_metrics
+from rpcrl.trainer.metrics import (
+    PhaseTimer,
+    data_metrics,
+    log_prob_difference,
+    reduce_metrics,
+    reward_metrics,
+    timing_metrics,
+)
 
 
 def batch(**columns):
@@ -20,6 +27,23 @@ def two_rows():
         token_level_rewards=torch.tensor([[0.0, 0.5, 0], [0, 0, 0]]),
         advantages=torch.tensor([[1.0, 1, 9], [-1, -1, -1]]),
         returns=torch.tensor([[2.0, 2, 9], [-1, -1, -1]]),
+    )
+
+
+def test_what_a_reward_function_tells_beside_the_score_has_means():
+    columns = {
+        "response_text": ["a", "b", "c"],
+        "score": [1.0, 0.0, 0.1],
+        "format": [1.0, 0.0, 1.0],
+        "acc": [True, False, False],
+        "judged": [None, 4, None],
+        "why": ["x", "y", "z"],
+        "nobody": [None, None, None],
+        "uid": [1, 2, 3],
+    }
+    rows = SimpleNamespace(non_tensor_batch={name: np.array(values, dtype=object) for name, values in columns.items()})
+    assert reward_metrics(rows, set(columns) - {"uid"}) == pytest.approx(
+        {"reward/acc/mean": 1 / 3, "reward/format/mean": 2 / 3, "reward/judged/mean": 4.0}
     )
 
 
