@@ -9,7 +9,10 @@ import tensorboardX  # noqa: F401  (sets an environment variable when it is firs
 from rpcrl.config.load import load
 from rpcrl.errors import CheckpointError, ConfigError
 from rpcrl.trainer.colocate import ColocateTrainer
+from rpcrl.trainer.separate import SeparateTrainer
 from tests.e2e.jobs import copy_up_to, metric_lines, train, weights_of, without_times
+from tests.e2e.test_async import MODES
+from tests.e2e.test_separate import SEPARATE, sizes
 from tests.meta.sources import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -93,6 +96,27 @@ def test_a_critic_in_its_own_group_learns_the_same(whole, tmp_path):
     assert apart.groups.critic.world_size == 2
     for mine, theirs in zip(metric_lines(tmp_path / "run"), metric_lines(whole.run.path), strict=True):
         assert without_times(mine) == pytest.approx(without_times(theirs), rel=1e-3, abs=1e-4)
+
+
+SMALL = (*PPO, "trainer.total_training_steps=2", "trainer.save_freq=2")
+
+
+def test_ppo_on_two_pools_is_ppo_on_one(tmp_path):
+    train(tmp_path / "one", *SMALL, "trainer.n_gpus_per_node=1")
+    train(tmp_path / "two", *SMALL, *SEPARATE, *sizes(1, 1), trainer=SeparateTrainer)
+    assert weights_of(tmp_path / "two") == weights_of(tmp_path / "one")
+    assert critic_files(tmp_path / "two", 2) == critic_files(tmp_path / "one", 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ppo_trains_beside_overlapping_generation(mode, tmp_path):
+    trainer, overrides = MODES[mode]
+    job = train(tmp_path / "run", *overrides, *SMALL, trainer=trainer)
+    first, last = metric_lines(tmp_path / "run")
+    for name in ("actor/grad_norm", "critic/grad_norm", "critic/vf_loss"):
+        assert first[name] > 0, name
+    assert last["critic/values/max"] > last["critic/values/min"], "a fresh critic expects nothing, this one does"
+    assert job.weight_version == 2
 
 
 def test_before_the_warm_up_ends_only_the_critic_learns(tmp_path):
