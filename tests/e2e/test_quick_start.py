@@ -97,11 +97,10 @@ def test_p25_ctrl_c_while_a_run_starts(tmp_path: Path) -> None:
         assert time.monotonic() < until, running.poll()
         os.sched_yield()
     running.send_signal(signal.SIGINT)
-    sent_at = time.monotonic()
+    # it waits for the import of a library that may be under way, and for nothing else
     out, told = running.communicate(timeout=60)
     assert running.returncode == 130, told
-    assert time.monotonic() - sent_at < 8.0
-    assert "interrupted" in told
+    assert "interrupted in starting" in told
     assert "step 1/" not in out
 
 
