@@ -162,7 +162,7 @@ def test_a_batch_leaves_requests_in_flight_alone(harness: RolloutHarness) -> Non
     }
 
 
-def test_no_prefix_of_old_weights_serves_new_ones(harness: RolloutHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p90_no_prefix_of_old_weights_serves_new_ones(harness: RolloutHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks of a long prompt are kept; after an update they are computed again, in a request's course too."""
     engine = harness.make(harness.folder)
     ids = [3 + (7 * place) % 21 for place in range(300)]
@@ -186,7 +186,7 @@ def test_no_prefix_of_old_weights_serves_new_ones(harness: RolloutHarness, monke
     assert abs(first_log_prob("stale") - exact(harness.folder)) > 1e-2, "this test sees a cache that was kept"
 
 
-def test_a_reset_that_does_not_happen_is_an_error(harness: RolloutHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p90_a_reset_that_does_not_happen_is_an_error(harness: RolloutHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = harness.make(harness.folder)
     with monkeypatch.context() as broken:
         broken.setattr(engine._llm, "reset_prefix_cache", lambda **_: False)

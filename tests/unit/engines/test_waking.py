@@ -65,7 +65,7 @@ def test_weights_come_first_then_their_content_then_the_cache() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_a_failure_at_any_step_goes_back_to_sleep(step: int) -> None:
+def test_p88_a_failure_at_any_step_goes_back_to_sleep(step: int) -> None:
     engine = BudgetEngine(fails_at=step)
     with pytest.raises(MemoryError, match=f"step {step}"):
         take_weights(engine, [[], []], version=4)
@@ -85,7 +85,7 @@ def test_what_the_look_refuses_goes_back_to_sleep_too() -> None:
     assert engine.free == 100
 
 
-def test_a_cache_that_does_not_fit_gives_the_weights_back() -> None:
+def test_p88_a_cache_that_does_not_fit_gives_the_weights_back() -> None:
     engine = BudgetEngine(budget=90)
     with pytest.raises(MemoryError, match="kv_cache needs 40 bytes, 30 are free"):
         take_weights(engine, [[]], version=4)
