@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from rpcrl.config.registry import ADVANTAGES, POLICY_LOSSES, Registry
 from rpcrl.config.remedy_numbers import or_
 from rpcrl.config.rule import ACTOR, BATCH, ROLLOUT, SAMPLES, RuleList
-from rpcrl.config.run import RunConfig
+from rpcrl.config.run import FilterGroups, RunConfig
 from rpcrl.errors import Violation
 
 __all__ = ["ALGORITHM_RULES", "KL_TYPES", "LOSS_AGG_MODES", "READ_BY_ESTIMATORS"]
@@ -46,6 +46,35 @@ READ_BY_ESTIMATORS: Mapping[str, frozenset[str]] = {
 
 ALGORITHM_RULES = RuleList()
 _rule = ALGORITHM_RULES.rule
+
+
+FILTER = "algorithm.filter_groups"
+
+
+@_rule(f"{FILTER}.enable", SAMPLES)
+def _groups_that_are_filtered_can_differ(config: RunConfig) -> Iterator[Violation]:
+    if config.algorithm.filter_groups.enable and config.actor_rollout_ref.rollout.n == 1:
+        yield Violation(
+            f"{FILTER}.enable",
+            "groups without a difference are replaced, and with rollout.n=1 a group has one sample, which differs from "
+            "nothing: no group would be",
+            ("set rollout.n=2 or more", f"or set {FILTER}.enable=false"),
+        )
+
+
+@_rule(f"{FILTER}.enable", f"{FILTER}.metric", f"{FILTER}.max_num_gen_batches")
+def _filters_settings_are_read(config: RunConfig) -> Iterator[Violation]:
+    settings, usual = config.algorithm.filter_groups, FilterGroups()
+    if settings.enable:
+        return
+    for name in ("metric", "max_num_gen_batches"):
+        value = getattr(settings, name)
+        if value != getattr(usual, name):
+            yield Violation(
+                f"{FILTER}.{name}",
+                f"{value} would change nothing: no group is filtered with {FILTER}.enable=false",
+                (f"set {FILTER}.enable=true", "or leave it out"),
+            )
 
 
 @_rule(f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_c")

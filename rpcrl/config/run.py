@@ -260,6 +260,16 @@ class RolloutCorrection(Section):
     rollout_is_batch_normalize: bool = _setting(False, "Divide the weights of a batch by their mean")
 
 
+class FilterGroups(Section):
+    """DAPO: groups whose samples all have the same value are replaced by other prompts."""
+
+    enable: bool = _setting(False, "Replace groups whose samples do not differ")
+    metric: Text = _setting("score", "In which column they must differ: score, or one that the reward function returns")
+    max_num_gen_batches: CountOrZero = _setting(
+        10, "Most batches of prompts sampled for the batch of one step; then the run ends with an error; 0: no bound"
+    )
+
+
 class Algorithm(Section):
     """From rewards to advantages."""
 
@@ -278,6 +288,7 @@ class Algorithm(Section):
         False, "Recompute the old log-probs with the trainer's model instead of taking the sampler's"
     )
     rollout_correction: RolloutCorrection = RolloutCorrection()
+    filter_groups: FilterGroups = FilterGroups()
 
 
 class Sampler(Section):

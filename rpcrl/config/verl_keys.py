@@ -217,8 +217,6 @@ _OF_THE_RUN: Mapping[str, Unsupported] = {
     "data.sampler": Unsupported("prompts are drawn in a seeded random order"),
     "algorithm.use_pf_ppo": _OFF,
     "algorithm.pf_ppo": Unsupported("not in this version"),
-    "algorithm.filter_groups": Unsupported("groups without a reward difference are kept in this version"),
-    "algorithm.filter_groups.enable": _OFF,
     "algorithm.rollout_correction": Unsupported("only truncated importance sampling is in this version"),
     "algorithm.rollout_correction.rollout_rs": Unsupported(
         "rejection sampling is not in this version", "set algorithm.rollout_correction.rollout_is", (None,)

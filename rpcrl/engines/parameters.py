@@ -70,11 +70,20 @@ class ParameterStore:
                 changed = True
                 with torch.no_grad():
                     for name, tensor in named:
-                        self._by_name[name].copy_(tensor)
+                        if tensor.data_ptr() != self._by_name[name].data_ptr():  # else it is in its place
+                            self._by_name[name].copy_(tensor)
         except BaseException:
             self.torn = self.torn or changed
             raise
         self.torn = False
+
+    def place(self, name: str) -> Tensor | None:
+        """Return a parameter to be written to by whoever feeds ``update``; what it held counts as lost from here on."""
+        tensor = self._by_name.get(name)
+        if tensor is None:
+            return None
+        self.torn = True
+        return tensor.detach()
 
     def checked(self, buckets: Iterable[NamedTensors]) -> Iterator[list[tuple[str, Tensor]]]:
         """Yield the buckets, each checked before it is given out; all parameters must come.

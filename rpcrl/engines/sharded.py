@@ -31,6 +31,7 @@ from rpcrl.engines.hf_model import (
     use_activation_checkpoints,
     use_threads,
 )
+from rpcrl.engines.outgoing import full_weights, sent_weights
 from rpcrl.engines.packing import Packed, attends_in_blocks, prepare_packing
 from rpcrl.engines.shard_files import describe_files, verify_files
 from rpcrl.engines.sharding import data_parallel
@@ -293,17 +294,11 @@ class Sharded(ABC):
         A bucket holds at least one tensor and otherwise at most ``bucket_bytes``; tied weights come once. Without
         sharding the tensors are the parameters themselves: copy them, do not change them.
         """
-        buckets: list[dict[str, Tensor]] = [{}]
-        filled_bytes = 0
-        for name, parameter in self._model.named_parameters():
-            size_bytes = parameter.numel() * parameter.element_size()
-            if buckets[-1] and filled_bytes + size_bytes > bucket_bytes:
-                buckets.append({})
-                filled_bytes = 0
-            buckets[-1][name] = parameter
-            filled_bytes += size_bytes
-        for bucket in buckets:
-            yield list(zip(bucket, self._dp.full(list(bucket.values())), strict=True))
+        return full_weights(self._dp, self._model.named_parameters(), bucket_bytes)
+
+    def sent_weights(self, *, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        """Yield the same for rank 0 to send, and empty buckets on the others; a large tensor in parts of its rows."""
+        return sent_weights(self._dp, self._model.named_parameters(), bucket_bytes)
 
     def weight_specs(self) -> list[tuple[str, str, list[int]]]:
         """Return name, dtype and whole shape of the tensors that ``weights`` yields, in its order; no collective."""

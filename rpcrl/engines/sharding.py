@@ -7,7 +7,7 @@ one needs no process group and shards nothing; everything else is the same code.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,11 @@ class DataParallel:
         self._units: list[Any] = []
         self._reducing = True
         self._reduce: torch.dtype | None = None
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a whole parameter has to be put together."""
+        return self.size > 1
 
     @property
     def copies(self) -> int:
@@ -142,6 +147,55 @@ class DataParallel:
         _free(everyone)
         return [part[: tensor.numel()].view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
+    def rows_on_first(self, tensor: Tensor, rows: int) -> Iterator[list[Tensor]]:
+        """Yield a parameter ``rows`` rows at a time, in order, on rank 0; on others as often nothing (collective)."""
+        local = local_part(tensor)
+        width = -(-tensor.shape[0] // self.size)
+        for start in range(0, tensor.shape[0], rows):
+            stop = min(start + rows, tensor.shape[0])
+            part = (
+                None
+                if self.rank
+                else torch.empty(stop - start, *tensor.shape[1:], dtype=local.dtype, device=self.device)
+            )
+            for rank in range(start // width, (stop - 1) // width + 1):
+                first, last = max(start, rank * width), min(stop, (rank + 1) * width)
+                own = local[first - rank * width : last - rank * width] if rank == self.rank else None
+                if part is None:
+                    if own is not None:
+                        dist.send(own.contiguous(), 0)
+                elif own is not None:
+                    part[first - start : last - start].copy_(own)
+                else:
+                    dist.recv(part[first - start : last - start], rank)
+            yield [] if part is None else [part]
+
+    def full_on_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return whole parameters on rank 0, and nothing on the others (collective).
+
+        Shards go straight to their places: no rank holds more than its own ones, and rank 0 the whole tensors.
+        """
+        if self.size == 1:
+            return [tensor.detach() for tensor in tensors]
+        if self.rank:
+            for tensor in tensors:
+                local = local_part(tensor).contiguous()
+                if local.numel():
+                    dist.send(local, 0)
+            return []
+        whole = [torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device) for tensor in tensors]
+        for target, tensor in zip(whole, tensors, strict=True):
+            local = local_part(tensor)
+            target[: local.shape[0]].copy_(local)
+        for rank in range(1, self.size):
+            for target in whole:
+                # fully_shard cuts the first dimension into chunks of this many rows; the last may be short or empty.
+                rows = -(-target.shape[0] // self.size)
+                part = target[rank * rows : (rank + 1) * rows]
+                if part.numel():
+                    dist.recv(part, rank)
+        return whole
+
 
 def _free(exchanged: Tensor) -> None:
     """Give back the memory of a tensor that went through a finished collective, which nobody reads any more.
@@ -157,6 +211,11 @@ class Replicas(DataParallel):
     It exchanges each gradient once a mini-batch where FSDP2 also gathers the parameters; every rank pays for the
     whole optimizer state.
     """
+
+    @property
+    def gathers(self) -> bool:
+        """Every rank has whole ones."""
+        return False
 
     @property
     def copies(self) -> int:
@@ -199,6 +258,10 @@ class Replicas(DataParallel):
     def full(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the parameters themselves, which every rank holds whole."""
         return [tensor.detach() for tensor in tensors]
+
+    def full_on_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the parameters themselves on rank 0, and nothing on the others."""
+        return [] if self.rank else self.full(tensors)
 
 
 STRATEGIES: Mapping[str, type[DataParallel]] = {"fsdp2": DataParallel, "ddp": Replicas}

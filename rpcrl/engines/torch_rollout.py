@@ -161,6 +161,10 @@ class TorchRolloutEngine:
         self._usable = True
         self._version = version
 
+    def weight_place(self, name: str) -> Tensor | None:
+        """Return the parameter of that name, for a running ``update_weights`` to be written to piece by piece."""
+        return self._store.place(name)
+
     def check_weights(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Raise UsageError, with nothing changed, when these are not the weights that ``update_weights`` needs."""
         self._store.check(shapes)

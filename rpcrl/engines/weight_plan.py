@@ -125,14 +125,22 @@ class WeightPlan:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def with_names(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[WeightSpec, Tensor]]:
-        """Yield the tensors with their specs. Raises WeightSyncError at the first that is not the plan's next one."""
-        found = 0
+        """Yield the tensors with their specs; one may also come in parts, its rows in their order.
+
+        Raises WeightSyncError at the first that is not the plan's next one.
+        """
+        found = rows = 0
         for name, tensor in tensors:
-            if found == len(self.specs) or WeightSpec.of(name, tensor) != self.specs[found]:
-                wanted = self.specs[found] if found < len(self.specs) else "the end"
-                raise WeightSyncError(f"tensor {found} is {WeightSpec.of(name, tensor)}, the plan says {wanted}")
-            yield self.specs[found], tensor
-            found += 1
+            spec = self.specs[found] if found < len(self.specs) else None
+            if spec is None or not _is_next(spec, rows, WeightSpec.of(name, tensor)):
+                behind = f", behind {rows} of its rows" if rows else ""
+                raise WeightSyncError(
+                    f"tensor {found} is {WeightSpec.of(name, tensor)}, the plan says {spec or 'the end'}{behind}"
+                )
+            yield spec, tensor
+            rows += tensor.shape[0] if tensor.shape != spec.shape else 0
+            if tensor.shape == spec.shape or rows == spec.shape[0]:
+                found, rows = found + 1, 0
         if found < len(self.specs):
             raise WeightSyncError(f"the weights ended after {found} of {len(self.specs)} tensors")
 
@@ -146,6 +154,17 @@ class WeightPlan:
         if len(self.specs) != len(other.specs):
             return f"{len(self.specs)} and {len(other.specs)} tensors"
         return ""
+
+
+def _is_next(spec: WeightSpec, rows: int, came: WeightSpec) -> bool:
+    """Return whether what came is a tensor of the plan, or its next rows behind those that have come."""
+    if (came.name, came.dtype) != (spec.name, spec.dtype):
+        return False
+    if came.shape == spec.shape:
+        return rows == 0
+    return (
+        bool(spec.shape and came.shape) and came.shape[1:] == spec.shape[1:] and rows + came.shape[0] <= spec.shape[0]
+    )
 
 
 def checksum(payload: Tensor) -> int:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rpcrl.engines.weight_plan import HEADER_BYTES, Piece, WeightPlan, read_header, write_header
+from rpcrl.engines.weight_plan import HEADER_BYTES, Piece, WeightPlan, WeightSpec, read_header, write_header
 from rpcrl.errors import WeightSyncError
 
 if TYPE_CHECKING:
@@ -158,15 +158,24 @@ def _send(group: SyncGroup, plan: WeightPlan, source: Iterator[NamedTensor], num
     buffers = _buffers(plan, group.channel.buffer_device)
     on_the_way: list[Transfer | None] = [None] * len(buffers)
     named = plan.with_names(source)
-    index, raw = -1, torch.empty(0)
+    index, raw, begin = -1, torch.empty(0), 0
     for bucket, pieces in enumerate(plan.buckets):
         slot = bucket % len(buffers)
         if (transfer := on_the_way[slot]) is not None:
             group.wait(transfer)
         for piece in pieces:
             if piece.index != index:
-                index, raw = piece.index, _bytes_of(next(named)[1])
-            _payload(buffers[slot], piece).copy_(raw[piece.start_bytes : piece.start_bytes + piece.num_bytes])
+                index, raw, begin = piece.index, _bytes_of(next(named)[1]), 0
+            target, filled = _payload(buffers[slot], piece), 0
+            while True:
+                start = piece.start_bytes + filled - begin
+                part = raw[start : start + piece.num_bytes - filled]
+                target[filled : filled + part.numel()].copy_(part)
+                filled += part.numel()
+                if filled == piece.num_bytes:
+                    break
+                begin += raw.numel()
+                raw = _bytes_of(next(named)[1])  # the next rows of the same tensor
         on_the_way[slot] = group.broadcast(write_header(buffers[slot], plan, number, bucket))
     for _ in named:  # there is none: it sees what the plan does not know of
         pass
@@ -175,9 +184,13 @@ def _send(group: SyncGroup, plan: WeightPlan, source: Iterator[NamedTensor], num
             group.wait(transfer)
 
 
-def received_weights(group: SyncGroup, plan: WeightPlan, *, number: int) -> Iterator[list[NamedTensor]]:
+def received_weights(
+    group: SyncGroup, plan: WeightPlan, *, number: int, place: Callable[[str], Tensor | None] | None = None
+) -> Iterator[list[NamedTensor]]:
     """Yield the tensors of each bucket as they come; valid until the next bucket is asked for.
 
+    ``place`` says where a tensor that is larger than a bucket may be gathered: in the engine's own parameter, or (None)
+    in memory of its own.
     Nothing of a bucket is yielded before its header and checksum are right. Raises WeightSyncError.
     """
     buffers = _buffers(plan, group.channel.buffer_device)
@@ -188,7 +201,7 @@ def received_weights(group: SyncGroup, plan: WeightPlan, *, number: int) -> Iter
         buffer = buffers[bucket % len(buffers)]
         group.wait(coming.pop(bucket))
         read_header(buffer, plan, number, bucket)
-        large = _staged(plan, pieces, buffer, large)
+        large = _staged(plan, pieces, buffer, large, place)
         named = _named(plan, pieces, buffer, large)
         if named:
             yield named
@@ -197,14 +210,24 @@ def received_weights(group: SyncGroup, plan: WeightPlan, *, number: int) -> Iter
             coming[following] = group.broadcast(buffer[: sizes[following]])
 
 
-def _staged(plan: WeightPlan, pieces: Sequence[Piece], buffer: Tensor, large: Tensor | None) -> Tensor | None:
+def _staged(
+    plan: WeightPlan,
+    pieces: Sequence[Piece],
+    buffer: Tensor,
+    large: Tensor | None,
+    place: Callable[[str], Tensor | None] | None,
+) -> Tensor | None:
     """Copy a part of a tensor that is larger than a bucket to where its parts are gathered."""
     piece = pieces[0]
-    size = plan.specs[piece.index].num_bytes
-    if piece.num_bytes == size:
+    spec = plan.specs[piece.index]
+    if piece.num_bytes == spec.num_bytes:
         return None
     if piece.start_bytes == 0 or large is None:
-        large = torch.empty(size, dtype=torch.uint8, device=buffer.device)
+        own = None if place is None else place(spec.name)
+        if own is not None and WeightSpec.of(spec.name, own) == spec and own.is_contiguous():
+            large = _bytes_of(own)
+        else:
+            large = torch.empty(spec.num_bytes, dtype=torch.uint8, device=buffer.device)
     large[piece.start_bytes : piece.start_bytes + piece.num_bytes].copy_(_payload(buffer, piece))
     return large
 

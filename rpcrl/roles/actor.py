@@ -130,6 +130,10 @@ class ActorWorker(LearnerWorker, WeightSender):
         """Yield the full weights under Hugging Face names (collective), in this process."""
         return self._engine.weights(bucket_bytes=bucket_bytes)
 
+    def sent_buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Yield the same on rank 0, which sends them, and empty buckets on the others (collective)."""
+        return self._policy.sent_weights(bucket_bytes=bucket_bytes)
+
     def weight_specs(self) -> Sequence[tuple[str, str, Sequence[int]]]:
         """Return name, dtype and whole shape of each of them, in their order."""
         return self._engine.weight_specs()

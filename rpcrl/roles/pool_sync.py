@@ -23,6 +23,12 @@ __all__ = ["WeightSync"]
 
 log = get_logger(__name__)
 
+PART_BYTES = {"gloo": 8 * 2**20}
+"""Most bytes that go over at once, by transport; elsewhere, and below this, it is the size of a bucket.
+
+gloo's bytes pass through the processor: while they are in its cache, packing, summing and unpacking cost little.
+"""
+
 END_S = 5.0
 """How much longer than the sync's own timeout the end of a cancelled call is waited for."""
 
@@ -36,7 +42,7 @@ class WeightSync:
 
     def __init__(self, trainer: Any, rollout: Any, *, bucket_bytes: int, timeout_s: float) -> None:
         self._sides = {"trainer": trainer, "rollout": rollout}
-        self._bucket_bytes = bucket_bytes
+        self._most_bytes = self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._names = _new_names()
@@ -81,6 +87,8 @@ class WeightSync:
     def _agree(self) -> str:
         answers = self._both("say what it uses", lambda side: side.sync_capabilities.submit(), ("trainer", "rollout"))
         self._same_capabilities(answers)
+        transport = answers["trainer"][0]["transport"]
+        self._bucket_bytes = min(self._most_bytes, PART_BYTES.get(transport, self._most_bytes))
         offers = self._both("plan", lambda side: side.sync_offer.submit(self._bucket_bytes), ("trainer",))["trainer"]
         for rank, offer in enumerate(offers):
             if offer["digest"] != offers[0]["digest"]:

@@ -38,6 +38,15 @@ class ChecksWeights(Protocol):
         ...
 
 
+@runtime_checkable
+class GivesPlaces(Protocol):
+    """A rollout engine that lets a tensor larger than a bucket be gathered in its own parameter."""
+
+    def weight_place(self, name: str) -> torch.Tensor | None:
+        """Return the parameter; only a running ``update_weights`` asks, and one that fails leaves it torn."""
+        ...
+
+
 class SyncMember(Worker):
     """What both sides have in common: a place in a sync group, or in several of different partners."""
 
@@ -122,6 +131,10 @@ class WeightSender(SyncMember, ABC):
     def weight_buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Yield the full weights, bucket by bucket (collective); a bucket is valid until the next one."""
 
+    def sent_buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Yield what ``weight_buckets`` does, for rank 0 to send (collective); other ranks need yield nothing of it."""
+        return self.weight_buckets(bucket_bytes)
+
     def score_tokens(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-prob of each token but the first, given those before it (collective).
 
@@ -153,7 +166,7 @@ class WeightSender(SyncMember, ABC):
         from rpcrl.engines.weight_sync import send_weights
 
         plan = self._plan(bucket_bytes)
-        tensors = (pair for bucket in self.weight_buckets(bucket_bytes) for pair in bucket)
+        tensors = (pair for bucket in self.sent_buckets(bucket_bytes) for pair in bucket)
         if not self._takes_part(self.rank):
             for _ in tensors:
                 pass
@@ -266,7 +279,8 @@ class WeightReceiver(SyncMember):
                 "sync_receive: other weights, or none, were announced to this rank; call sync_expect first"
             )
 
-        weights = received_weights(group, plan, number=number)
+        place = self._engine.weight_place if isinstance(self._engine, GivesPlaces) else None
+        weights = received_weights(group, plan, number=number, place=place)
         return self._on_engine(lambda: take_weights(self._engine, weights, version=version))
 
     def _on_engine(self, function: Callable[[], T]) -> T:

@@ -16,7 +16,7 @@ from rpcrl.dispatch.register import register
 from rpcrl.errors import UsageError
 from rpcrl.roles.weight_sync import WeightReceiver, WeightSender
 
-__all__ = ["KitRollout", "KitTrainer", "expected_weights"]
+__all__ = ["KitRollout", "KitTrainer", "Watched", "expected_weights"]
 
 LAYER = (256, 1_024)
 """Shape of a further tensor: 1 MiB."""
@@ -39,7 +39,7 @@ def _resident_bytes(field: str) -> int:
     raise UsageError(f"/proc/self/status has no {field}")
 
 
-class _Watched:
+class Watched:
     """What a process uses, and which backend it would sync by."""
 
     _before_bytes = 0
@@ -67,7 +67,7 @@ class _Watched:
         return _resident_bytes("VmHWM") - self._before_bytes
 
 
-class KitTrainer(_Watched, WeightSender):
+class KitTrainer(Watched, WeightSender):
     """A rank with its rows of every tensor; the whole ones exist for one bucket at a time.
 
     ``backend`` and ``timeout_s`` are those of the sync. ``swapped`` is a rank that has two tensors in another order.
@@ -150,7 +150,7 @@ class KitEngine:
         self.weight_version = version
 
 
-class KitRollout(_Watched, WeightReceiver):
+class KitRollout(Watched, WeightReceiver):
     """A rank that takes weights and shows them."""
 
     sync_source = "trainer"

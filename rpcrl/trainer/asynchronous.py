@@ -79,9 +79,16 @@ class AsyncTrainer(ColocateTrainer):
             self.sampling,
             task_timeout_s=sampling.task_timeout_s,
             most_failures=self.config.data.train_batch_size,
+            group_filter=self.group_filter(),
+            most_filtered=self._most_filtered(),
         )
         cut_metrics(self.run.ledger, after_step=self.start_step)
         self.sampler.fill(self._limit(self.start_step), version=self.weight_version)
+
+    def _most_filtered(self) -> int | None:
+        """Return how many groups a step may lose to the filter: its batch is one of ``max_num_gen_batches``."""
+        batches = self.config.algorithm.filter_groups.max_num_gen_batches
+        return (batches - 1) * self.config.data.train_batch_size if batches else None
 
     def on_train_end(self) -> None:
         """Give up what is still in flight."""
@@ -107,13 +114,16 @@ class AsyncTrainer(ColocateTrainer):
         with self.run.ledger.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
         metrics["training/off_policy/evicted_samples"] = float(sum(drop.reason == "stale" for drop in drops))
-        metrics["training/rollout_failure/evicted_samples"] = float(sum(drop.reason != "stale" for drop in drops))
+        metrics["training/rollout_failure/evicted_samples"] = float(
+            sum(drop.reason not in ("stale", "filtered") for drop in drops)
+        )
         return metrics
 
     def prepare_step(self, step: int) -> None:
         """See to it that the step's own batch is submitted; what is sampled ahead follows while the workers train."""
         self._step_version = self.weight_version
         self._consumed = []
+        self.sampler.begin_step()
         self._open = max(self._limit(step - 1), (step - self.start_step) * self.config.data.train_batch_size)
         self.sampler.fill(self._open, version=self.weight_version)
 
@@ -135,6 +145,14 @@ class AsyncTrainer(ColocateTrainer):
         self._open += ahead // (self.num_parts - self.part)
         self.sampler.fill(self._open, version=self.weight_version)
         return {**super()._described(batch, step), **staleness_metrics(batch, version=self._step_version)}
+
+    def filter_metrics(self) -> dict[str, float]:
+        """Return how many groups the filter has dropped in this step; there is no surplus."""
+        if self.group_filter() is None:
+            return {}
+        from rpcrl.trainer.group_filter import filter_counts
+
+        return filter_counts(self.sampler.num_filtered, 0)
 
     def in_flight(self) -> list[str]:
         """Return the prompts that were drawn and have had no end yet."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rpcrl.batch.data_proto import DataProto
     from rpcrl.config.run import Optim
     from rpcrl.runtime.future import Future
+    from rpcrl.trainer.group_filter import GroupFilter
 
 __all__ = ["ColocateTrainer"]
 
@@ -39,6 +40,7 @@ class ColocateTrainer(Trainer):
     part: int = 0
     """Number of the part of the step that is being done."""
     _sleeping: Future[Any] | None = None
+    _filter: GroupFilter | None = None
 
     @property
     def num_parts(self) -> int:
@@ -59,7 +61,7 @@ class ColocateTrainer(Trainer):
             figures.append(metrics)
         with timer("update_weights"):
             self.sync_weights()
-        metrics = joined_figures(figures)
+        metrics = {**joined_figures(figures), **self.filter_metrics()}
         metrics.update(self._timing(batches, timer, time.perf_counter() - began_s))
         return metrics
 
@@ -87,7 +89,24 @@ class ColocateTrainer(Trainer):
         """Return the samples of the part."""
         from rpcrl.trainer import steps
 
-        return steps.generate(self.groups.sampler, self.next_prompts(), self.sampling, step=step)
+        def sampled() -> DataProto:
+            return steps.generate(self.groups.sampler, self.next_prompts(), self.sampling, step=step)
+
+        groups = self.group_filter()
+        return sampled() if groups is None else groups.fill(sampled, self.config.data.train_batch_size)
+
+    def group_filter(self) -> GroupFilter | None:
+        """Return what replaces groups that teach nothing; None where ``algorithm.filter_groups`` is off."""
+        settings = self.config.algorithm.filter_groups
+        if settings.enable and self._filter is None:
+            from rpcrl.trainer.group_filter import GroupFilter
+
+            self._filter = GroupFilter(settings, self.reward)
+        return self._filter
+
+    def filter_metrics(self) -> dict[str, float]:
+        """Return what the filter has done in this step."""
+        return {} if self._filter is None else self._filter.counts
 
     def after_sampling(self) -> None:
         """Free the rollout's memory for the trainer (``free_cache_engine``); the driver need not wait for it.
@@ -104,9 +123,13 @@ class ColocateTrainer(Trainer):
         algorithm, balance = self.config.algorithm, self.config.trainer.balance_batch
         metrics: dict[str, float] = {}
         with timer("reward"):
-            before = set(batch.non_tensor_batch)
-            batch = self.reward(batch)
-            metrics.update(reward_metrics(batch, set(batch.non_tensor_batch) - before))
+            if self._filter is None:
+                before = set(batch.non_tensor_batch)
+                batch = self.reward(batch)
+                added = set(batch.non_tensor_batch) - before
+            else:  # the rewards have decided what is here
+                added = self._filter.columns
+            metrics.update(reward_metrics(batch, added))
             if self._sleeping is not None:
                 self._sleeping.result()
                 self._sleeping = None

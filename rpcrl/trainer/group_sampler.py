@@ -20,6 +20,7 @@ from rpcrl.logs import get_logger
 from rpcrl.trainer import steps
 
 if TYPE_CHECKING:
+    from rpcrl.trainer.group_filter import GroupFilter
     from rpcrl.trainer.prompt_queue import PromptQueue
     from rpcrl.trainer.replay_buffer import ReplayBuffer
 
@@ -98,6 +99,7 @@ class GroupSampler:
 
     ``task_timeout_s``: a task that takes longer is named and issued again, on another replica where there is one; the
     second time its prompt is dropped. ``most_failures``: so many tasks that fail in a row are the run's failure.
+    ``group_filter`` scores groups, drops those that do not differ; more than ``most_filtered`` in a step end the run.
     """
 
     def __init__(
@@ -109,6 +111,8 @@ class GroupSampler:
         *,
         task_timeout_s: float,
         most_failures: int,
+        group_filter: GroupFilter | None = None,
+        most_filtered: int | None = None,
     ) -> None:
         self._replicas = replicas
         self._prompts = prompts
@@ -116,16 +120,24 @@ class GroupSampler:
         self._sampling = sampling
         self._task_timeout_s = task_timeout_s
         self._most_failures = most_failures
+        self._filter = group_filter
+        self._most_filtered = most_filtered
         self._balancer = Balancer()
         self._tasks: dict[str, _Task] = {}
         self._events: queue.SimpleQueue[tuple[_Task, Any]] = queue.SimpleQueue()
         self._failures = 0
         self.num_taken = 0
         """Groups that were handed out."""
+        self.num_filtered = 0
+        """Groups that the filter has dropped since ``begin_step``."""
 
     def unfinished(self) -> list[str]:
         """Return the prompts that were drawn and neither handed out nor dropped, in their order."""
         return [*self._buffer.uids(), *self._prompts.drawn]
+
+    def begin_step(self) -> None:
+        """Count what is filtered from here on."""
+        self.num_filtered = 0
 
     def fill(self, limit: int, *, version: int) -> None:
         """Submit prompts until ``limit`` groups are handed out, finished or on their way."""
@@ -239,7 +251,20 @@ class GroupSampler:
             self._replicas.served(placement.replica)
         del self._tasks[task.uid]
         rows = steps.with_prompts(task.repeated, sampled, self._sampling)
+        if self._filter is not None:
+            scored = self._filter.kept(rows)
+            if scored is None:
+                self._filtered(task)
+                return
+            rows = scored
         self._buffer.finish(task.uid, rows, version=min(map(int, sampled.non_tensor_batch["min_weight_version"])))
+
+    def _filtered(self, task: _Task) -> None:
+        """Drop a prompt whose samples do not differ; raises BatchError when a step has cost too many of them."""
+        self._buffer.fail(task.uid, "filtered")
+        self.num_filtered += 1
+        if self._filter is not None and self._most_filtered is not None and self.num_filtered > self._most_filtered:
+            raise self._filter.exhausted(self.num_filtered)
 
     def _failed(self, task: _Task, reason: str, error: Exception | None) -> None:
         """Drop a task's prompt; another one takes its place with the next ``fill``."""

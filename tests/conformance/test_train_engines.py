@@ -91,8 +91,28 @@ def extras(case: Path, rank: int, world: int, settings: dict[str, object]) -> di
         "sampled": sampled_rows(rollout),
         "reductions": count_reductions(case, rank, world, settings),
         "peak": weights_peak(engine),
+        "sent": {size: sent_as_whole(engine, size) for size in (256, 1000, 5000, 1 << 20)},
         "bfloat16": in_bfloat16(case, rank, world, settings),
         "sharded": {name: list(part.shape) for name, part in engine._locals.items()},
+    }
+
+
+def sent_as_whole(engine: FsdpEngine, bucket_bytes: int) -> dict[str, object]:
+    """Put together what this rank would send, and compare it with the whole weights."""
+    parts: dict[str, list[torch.Tensor]] = {}
+    for bucket in engine.sent_weights(bucket_bytes=bucket_bytes):
+        for name, tensor in bucket:
+            parts.setdefault(name, []).append(tensor.clone())
+    whole = {name: tensor for bucket in engine.weights(bucket_bytes=1 << 20) for name, tensor in bucket}
+    equal = {
+        name: torch.equal(torch.cat(found) if len(found) > 1 else found[0], whole[name])
+        for name, found in parts.items()
+    }
+    return {
+        "equal": all(equal.values()),
+        "in_order": list(parts) == list(whole),
+        "num_tensors": len(parts),
+        "most_parts": max(map(len, parts.values()), default=0),
     }
 
 
@@ -271,6 +291,20 @@ def test_another_world_loads_what_the_ranks_saved(reports: list[WorldReport]) ->
         }
         with pytest.raises(CheckpointError, match="SHA-256"):
             engine.load_resharded([*saved[:-1], SavedRank(folder, damaged)])
+
+
+@pytest.mark.timeout(240)
+def test_rank_0_sends_the_whole_weights_and_large_tensors_in_parts(reports: list[WorldReport]) -> None:
+    for report in reports:
+        for path in sorted(report.out.glob("extra-*.json")):
+            for bucket_bytes, sent in json.loads(path.read_text())["sent"].items():
+                if path.name != "extra-0.json":
+                    assert sent["num_tensors"] == 0, "only rank 0 sends"
+                    continue
+                assert sent["equal"]
+                assert sent["in_order"]
+                cut = "ddp" not in report.out.name and int(bucket_bytes) < 1 << 20
+                assert (sent["most_parts"] > 1) == cut
 
 
 @pytest.mark.timeout(240)

@@ -102,3 +102,24 @@ def test_agent_loops_make_whole_batches_only() -> None:
     loop = "rollout.agent.default_agent_loop=rpcrl.agents.loops:single_turn_agent"
     for mode in ("colocate-async", "separate-async"):
         assert "asks for 1 prompt at a time" in str(*_found(loop, mode=mode, launch=True).values())
+
+
+FILTER = "algorithm.filter_groups"
+
+
+@pytest.mark.parametrize("mode", ["colocate", "separate", "colocate-async", "separate-async"])
+def test_groups_may_be_filtered_in_every_mode_by_verls_names(mode: str) -> None:
+    on = (f"{FILTER}.enable=true", f"{FILTER}.metric=acc", f"{FILTER}.max_num_gen_batches=3")
+    assert not _found(*on, mode=mode, launch=True)
+    settings = load(None, list(on), mode).algorithm.filter_groups
+    assert (settings.enable, settings.metric, settings.max_num_gen_batches) == (True, "acc", 3)
+
+
+def test_a_group_of_one_cannot_be_filtered_and_a_filter_that_is_off_has_no_settings() -> None:
+    lone = ("algorithm.adv_estimator=gae", "rollout.n=1")
+    found = _found(f"{FILTER}.enable=true", *lone, mode="colocate")
+    assert "with rollout.n=1 a group has one sample" in found[f"{FILTER}.enable"].problem
+    assert found[f"{FILTER}.enable"].remedies == ("set rollout.n=2 or more", f"or set {FILTER}.enable=false")
+    off = _found(f"{FILTER}.metric=acc", f"{FILTER}.max_num_gen_batches=2", mode="colocate")
+    assert list(off) == [f"{FILTER}.metric", f"{FILTER}.max_num_gen_batches"]
+    assert "2 would change nothing" in off[f"{FILTER}.max_num_gen_batches"].problem

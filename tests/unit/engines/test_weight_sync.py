@@ -1,5 +1,7 @@
 """Do the bytes of weights cross a channel as they are, and what is seen of those that do not?"""
 
+import contextlib
+import socket
 import threading
 import time
 
@@ -311,3 +313,70 @@ def test_backends_are_named_or_refused():
     with pytest.raises(ConfigError, match="no module"):
         new_channel("nowhere_at_all:Channel", device="cpu", timeout_s=1)
     assert isinstance(new_channel("rpcrl.engines.weight_channel:TorchChannel", device="cpu", timeout_s=1), TorchChannel)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_a_tensor_that_is_sent_in_parts_of_its_rows_arrives_whole(rows):
+    tensors = weights()
+    plan = plan_of(tensors, 192)
+    parts = [("embed", part) for part in tensors["embed"].split(rows)]
+    parts += [(name, tensor) for name, tensor in tensors.items() if name != "embed"]
+
+    def one(rank):
+        if rank == 0:
+            return send_weights(ranks.groups[0], plan, iter(parts), number=1)
+        buckets = received_weights(ranks.groups[rank], plan, number=1)
+        return {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
+
+    with Together(2) as ranks:
+        ranks.join()
+        got = ranks.run(one)[1]
+    assert all(torch.equal(got[name], tensor) for name, tensor in tensors.items())
+
+
+def test_parts_that_are_not_the_next_rows_are_refused():
+    tensors = weights()
+    plan = plan_of(tensors, 192)
+    some = [("embed", tensors["embed"][:30]), ("embed", tensors["embed"][:20])]
+    with pytest.raises(WeightSyncError, match=r"tensor 0 is .*, the plan says .*'embed'.*, behind 30 of its rows"):
+        list(plan.with_names(some))
+    with pytest.raises(WeightSyncError, match="the weights ended after 0 of 7 tensors"):
+        list(plan.with_names(some[:1]))
+
+
+def test_a_large_tensor_is_gathered_where_the_receiver_says():
+    tensors = weights()
+    plan = plan_of(tensors, 192)
+    own, asked = torch.zeros(40, 8), []
+
+    def place(name):
+        asked.append(name)
+        return own if name == "embed" else None
+
+    def one(rank):
+        if rank == 0:
+            return send_weights(ranks.groups[0], plan, iter(tensors.items()), number=1)
+        for bucket in received_weights(ranks.groups[rank], plan, number=1, place=place):
+            for name, tensor in bucket:
+                assert name != "embed" or tensor.data_ptr() == own.data_ptr()
+        return None
+
+    with Together(2) as ranks:
+        ranks.join()
+        ranks.run(one)
+    assert asked[0] == "embed"
+    assert torch.equal(own, tensors["embed"])
+
+
+def test_p77_sync_groups_need_no_port_that_somebody_else_may_have():
+    tensors = weights()
+    plan = plan_of(tensors, 192)
+    with contextlib.ExitStack() as held:
+        for port in (29400, 29500, 29600):  # torch's usual ones, and TRL's for weights; taken, whoever has them
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+        first, second = held.enter_context(Together(2, name="one")), held.enter_context(Together(2, name="two"))
+        first.join()
+        second.join()  # while the first one has its own
+        for ranks in (first, second):
+            assert torch.equal(ranks.sync(tensors, plan)[1]["embed"], tensors["embed"])

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from rpcrl.errors import RemoteError, RpcrlError, WorkerExit, WorkerLostError
+from rpcrl.errors import BatchError, RemoteError, RpcrlError, WorkerExit, WorkerLostError
 from rpcrl.tasks.sort_digits import base_checkpoint
 from rpcrl.testing.engine_kit import make_prompts
 from rpcrl.trainer.group_sampler import FixedReplicas, GroupSampler
@@ -113,12 +113,14 @@ class Restartable:
         self.workers = {f"{name} again": Worker() for name in self.gone}
 
 
-def sampler_of(replicas, *, first=(), strategy="wait", timeout_s=60.0, most_failures=8, max_staleness=1):
+def sampler_of(replicas, *, first=(), strategy="wait", timeout_s=60.0, most_failures=8, max_staleness=1, **more):
     if isinstance(replicas, dict):
         replicas = Restartable(replicas)
     buffer = ReplayBuffer(max_staleness=max_staleness, strategy=strategy)
     queue = PromptQueue(Loader(), first=first)
-    sampler = GroupSampler(replicas, queue, buffer, SAMPLING, task_timeout_s=timeout_s, most_failures=most_failures)
+    sampler = GroupSampler(
+        replicas, queue, buffer, SAMPLING, task_timeout_s=timeout_s, most_failures=most_failures, **more
+    )
     return sampler, buffer
 
 
@@ -305,3 +307,35 @@ def test_prompts_of_a_loader_are_found_again_by_their_uids(tmp_path):
     assert loader.state() == state
     with pytest.raises(CheckpointError, match="heldout-1"):
         loader.prompts(["heldout-1"])
+
+
+class OnlyEven:
+    """Keeps prompts with even numbers, and adds what a filter adds."""
+
+    def kept(self, rows):
+        number = int(str(rows.non_tensor_batch["uid"][0]).partition("-")[2])
+        if number % 2:
+            return None
+        rows.non_tensor_batch["score"] = rows.non_tensor_batch["uid"].copy()
+        return rows
+
+    def exhausted(self, filtered):
+        return BatchError(f"{filtered} were filtered")
+
+
+def test_a_group_that_is_filtered_is_replaced_and_counted_as_dropped():
+    sampler, buffer = sampler_of({"a": Worker()}, group_filter=OnlyEven(), most_filtered=4)
+    sampler.fill(4, version=0)
+    batch = sampler.take(4, version=0, later=0, limit=4)
+    assert [str(uid) for uid in batch.non_tensor_batch["score"][::2]] == ["0-0", "0-2", "0-4", "0-6"]
+    assert buffer.dropped == {("filtered", "task"): 3}
+    assert sampler.num_filtered == 3
+    sampler.begin_step()
+    assert sampler.num_filtered == 0
+
+
+def test_a_step_that_loses_too_many_groups_to_the_filter_ends_the_run():
+    sampler, _ = sampler_of({"a": Worker()}, group_filter=OnlyEven(), most_filtered=2)
+    sampler.fill(4, version=0)
+    with pytest.raises(BatchError, match="3 were filtered"):
+        sampler.take(4, version=0, later=0, limit=4)
