@@ -13,6 +13,7 @@ from rpcrl.config.account import (
     account,
     all_devices,
     is_separate,
+    own_groups,
     reward_pool_devices,
     rollout_devices,
     trainer_devices,
@@ -60,17 +61,17 @@ def _slot_offset(pool: Pool, config: RunConfig) -> list[int]:
 def _groups_of(pool: Pool, config: RunConfig) -> Iterator[tuple[str, list[int], list[str]]]:
     """Yield (name, processes on each node, roles) of a pool's groups.
 
-    There is one, unless the critic has a group of its own; of agent-loop workers each has.
+    There is one, unless reference or critic have groups of their own; of agent-loop workers each has.
     """
     roles, name = list(pool.roles), _GROUP_OF_POOL.get(pool.name, pool.name)
     if pool.name == "agent_workers":
         for number in range(sum(pool.process_on_nodes)):
             yield f"agent_loop_{number}", [1], roles
         return
-    alone = ["critic"] if "critic" in roles and config.critic.own_group else []
+    alone = [role for role in own_groups(config) if role in roles]
     yield name, list(pool.process_on_nodes), [role for role in roles if role not in alone]
-    if alone:
-        yield "critic", list(pool.process_on_nodes), alone
+    for role in alone:
+        yield role, list(pool.process_on_nodes), [role]
 
 
 def planned(description: Mapping[str, object]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ __all__ = [
     "needs_reference",
     "needs_reward_function",
     "optimizer_steps",
+    "own_groups",
     "replica_devices",
     "reward_pool_devices",
     "rollout_devices",
@@ -138,6 +139,12 @@ def needs_critic(config: RunConfig) -> bool:
     """Say whether the run trains a critic."""
     enable = config.critic.enable
     return config.algorithm.adv_estimator == "gae" if enable is None else enable
+
+
+def own_groups(config: RunConfig) -> tuple[str, ...]:
+    """Return the roles of the trainer's pool that have a group beside the actor's."""
+    found = ["ref"] if needs_reference(config) and config.actor_rollout_ref.ref.own_group else []
+    return (*found, "critic") if needs_critic(config) and config.critic.own_group else tuple(found)
 
 
 @dataclass(frozen=True)

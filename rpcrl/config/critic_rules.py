@@ -62,17 +62,6 @@ def _the_loss_is_known(config: RunConfig) -> Iterator[Violation]:
         )
 
 
-@_rule(ESTIMATOR, "critic.enable", "critic.own_group", "trainer.max_colocate_count")
-def _a_second_group_fits_on_the_devices(config: RunConfig) -> Iterator[Violation]:
-    allowed = config.trainer.max_colocate_count
-    if needs_critic(config) and config.critic.own_group and allowed < 2:
-        yield Violation(
-            "critic.own_group",
-            f"actor and critic are 2 groups on each device, and trainer.max_colocate_count={allowed} allows {allowed}",
-            ("set trainer.max_colocate_count=2", "or set critic.own_group=false"),
-        )
-
-
 @_rule(WARM_UP, "trainer.total_training_steps", ESTIMATOR, "critic.enable")
 def _the_actor_is_trained_too(config: RunConfig) -> Iterator[Violation]:
     first, last = config.trainer.critic_warmup, config.trainer.total_training_steps

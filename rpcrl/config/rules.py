@@ -21,6 +21,7 @@ from rpcrl.config.account import (
 from rpcrl.config.algorithm_rules import ALGORITHM_RULES
 from rpcrl.config.async_rules import ASYNC_RULES
 from rpcrl.config.critic_rules import CRITIC_RULES
+from rpcrl.config.group_rules import GROUP_RULES
 from rpcrl.config.remedy_numbers import divisors_beside, near, or_
 from rpcrl.config.rule import (
     ACTOR,
@@ -54,7 +55,15 @@ _rule = _RULES.rule
 def check(config: RunConfig, *, unread: Collection[str] = ()) -> list[Violation]:
     """Return every broken rule; rules that read a setting of ``unread`` are skipped."""
     found: list[Violation] = []
-    for reads, rule in (*_RULES, *ALGORITHM_RULES, *CRITIC_RULES, *TOKEN_RULES, *VLLM_RULES, *ASYNC_RULES):
+    for reads, rule in (
+        *_RULES,
+        *ALGORITHM_RULES,
+        *CRITIC_RULES,
+        *GROUP_RULES,
+        *TOKEN_RULES,
+        *VLLM_RULES,
+        *ASYNC_RULES,
+    ):
         if not any(key in unread for key in reads):
             found.extend(rule(config))
     return found

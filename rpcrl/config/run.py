@@ -172,6 +172,9 @@ class Actor(Section):
 class Ref(Section):
     """The frozen reference policy."""
 
+    own_group: bool = _setting(
+        False, "Give the reference processes of its own beside the actor's on the trainer's pool; false shares them"
+    )
     log_prob_micro_batch_size_per_gpu: Count | None = _setting(
         None, "Samples per forward pass of one rank; null takes all of the rank's"
     )

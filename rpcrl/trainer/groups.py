@@ -1,7 +1,7 @@
 """Which processes does a run have, and how are they started without waiting for one another?
 
-The global pool holds one process a slot with actor, rollout and (where there are any) reference and critic in it, and a
-second one a slot for a critic with a group of its own. In the separate modes the rollout has a pool of its own,
+The global pool holds one process a slot with actor, rollout and (where there are any) reference and critic in it, and
+one more a slot for each of the two that has its own group. In the separate modes the rollout has a pool of its own,
 on devices behind the trainer's, and weights are synced between the two. A reward model is one more role of the global
 pool, or has a pool of its own. Reward functions run in plain CPU processes that never load torch.
 All start at once, in threads, so that the driver can load its own libraries meanwhile.
@@ -21,6 +21,7 @@ from rpcrl.config.account import (
     is_separate,
     needs_critic,
     needs_reference,
+    own_groups,
     replica_devices,
     reward_pool_devices,
     rollout_devices,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from rpcrl.config.run import ActorRolloutRef, Data, RunConfig
     from rpcrl.roles.critic import CriticWorker
     from rpcrl.roles.pool_sync import WeightSync
+    from rpcrl.roles.reference import ReferenceWorker
     from rpcrl.roles.reward_model import RewardModelWorker
     from rpcrl.runtime.controller import Controller
     from rpcrl.runtime.worker_group import ClassWithInitArgs
@@ -169,12 +171,13 @@ class GroupStart:
             device=device,
         ).pools
         self._pool = self._pools["global_pool"]
-        self._own_critic = needs_critic(config) and config.critic.own_group
+        self._own = own_groups(config)
         has_agents = has_agent_loop(config)
         self._executor = ThreadPoolExecutor(8, thread_name_prefix="group-start")
         self._global: Future[Mapping[str, Any]] = self._executor.submit(self._start_global)
         self._reward = self._submit_if(reward_fn is not None, self._start_reward)
-        self._critic = self._submit_if(self._own_critic, self._start_critic)
+        self._critic = self._submit_if("critic" in self._own, self._start_critic)
+        self._reference = self._submit_if("ref" in self._own, self._start_reference)
         # in mode separate-async each replica is a group of its own, which may be lost and started again; agent loops
         # know the replicas by their handles, and keep one group
         one_by_one = config.trainer.mode == "separate-async" and not has_agent_loop(config)
@@ -193,6 +196,7 @@ class GroupStart:
         """Wait until every process is up; raises what the start of a group raised."""
         views = self._global.result()
         critic = views.get("critic") if self._critic is None else self._critic.result()
+        reference = views.get("ref") if self._reference is None else self._reference.result()
         rollout = views.get("rollout") if self._rollout is None else self._rollout.result()
         reward = None if self._reward is None else self._reward.result()
         model = views.get("reward_model") if self._reward_model is None else self._reward_model.result()
@@ -206,7 +210,7 @@ class GroupStart:
         elif self._rollout is not None:
             sync = self._weight_sync(views["actor"], rollout)
         agents = self._connected_agents(rollout, reward) if self._agents else None
-        return RoleGroups(views["actor"], rollout, views.get("ref"), reward, critic, sync, model, agents)
+        return RoleGroups(views["actor"], rollout, reference, reward, critic, sync, model, agents)
 
     def _connected_agents(self, rollout: Any, reward: Any | None) -> AgentLoopManager:
         from rpcrl.agents.manager import AgentLoopManager
@@ -256,18 +260,17 @@ class GroupStart:
 
     def _start_global(self) -> Mapping[str, Any]:
         from rpcrl.roles.actor import ActorWorker
-        from rpcrl.roles.reference import ReferenceWorker
         from rpcrl.runtime.worker_group import ClassWithInitArgs, WorkerGroup
 
-        roles, common = _portable(self._config.actor_rollout_ref), self._common()
+        roles = _portable(self._config.actor_rollout_ref)
         classes: dict[str, ClassWithInitArgs[Any]] = {
-            "actor": ClassWithInitArgs(ActorWorker, roles, **common, seed=self._config.trainer.seed)
+            "actor": ClassWithInitArgs(ActorWorker, roles, **self._common(), seed=self._config.trainer.seed)
         }
         if not is_separate(self._config):
             classes["rollout"] = self._rollout_class()
-        if needs_reference(self._config):
-            classes["ref"] = ClassWithInitArgs(ReferenceWorker, roles, **common)
-        if needs_critic(self._config) and not self._own_critic:
+        if needs_reference(self._config) and "ref" not in self._own:
+            classes["ref"] = self._reference_class()
+        if needs_critic(self._config) and "critic" not in self._own:
             classes["critic"] = self._critic_class()
         if self._config.reward.reward_model.enable and not reward_pool_devices(self._config):
             classes["reward_model"] = self._reward_model_class()
@@ -321,13 +324,26 @@ class GroupStart:
             seed=trainer.seed,
         )
 
+    def _reference_class(self) -> ClassWithInitArgs[ReferenceWorker]:
+        from rpcrl.roles.reference import ReferenceWorker
+        from rpcrl.runtime.worker_group import ClassWithInitArgs
+
+        return ClassWithInitArgs(ReferenceWorker, _portable(self._config.actor_rollout_ref), **self._common())
+
     def _start_critic(self) -> Any:
+        return self._start_beside("critic", self._critic_class())
+
+    def _start_reference(self) -> Any:
+        return self._start_beside("ref", self._reference_class())
+
+    def _start_beside(self, name: str, role: ClassWithInitArgs[Any]) -> Any:
+        """Start a role in processes of its own on the trainer's devices."""
         from rpcrl.runtime.worker_group import WorkerGroup
 
         return WorkerGroup(
             self._pool,
-            self._critic_class(),
-            name="critic",
+            role,
+            name=name,
             environment=self._environment,
             controller=self._controller,
         )

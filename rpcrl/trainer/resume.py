@@ -51,6 +51,7 @@ _FREE = frozenset(
         "actor_rollout_ref.actor.strategy",
         "actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype",
         "actor_rollout_ref.model.use_remove_padding",
+        "actor_rollout_ref.ref.own_group",
         "actor_rollout_ref.model.enable_gradient_checkpointing",
         "critic.model.use_remove_padding",
         "critic.model.enable_gradient_checkpointing",

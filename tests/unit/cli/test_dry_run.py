@@ -60,6 +60,14 @@ def test_a_critic_with_a_group_of_its_own_has_processes_of_its_own() -> None:
     assert sum("critic.rank" in line and " critic; node 0" in line for line in apart.splitlines()) == 2
 
 
+def test_a_reference_with_a_group_of_its_own_has_processes_of_its_own() -> None:
+    shared = _dry_run("actor.use_kl_loss=true").stdout
+    assert sum("actor+rollout+ref; node 0" in line for line in shared.splitlines()) == 2
+    apart = _dry_run("actor.use_kl_loss=true", "ref.own_group=true").stdout
+    assert sum(" actor+rollout; node 0" in line for line in apart.splitlines()) == 2
+    assert sum("ref.rank" in line and " ref; node 0" in line for line in apart.splitlines()) == 2
+
+
 def test_agent_loop_workers_are_groups_of_one_without_a_device() -> None:
     agent = "rollout.agent"
     result = _dry_run(f"{agent}.default_agent_loop=single_turn_agent", f"{agent}.num_workers=2")

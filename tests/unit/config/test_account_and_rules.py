@@ -401,6 +401,45 @@ def test_one_broken_rule_of_a_critic_gives_one_violation(overrides: tuple[str, .
     assert found[key].remedies
 
 
+@pytest.mark.parametrize(
+    ("overrides", "key", "problem", "remedies"),
+    [
+        (
+            ("actor.use_kl_loss=true", "ref.own_group=true", "trainer.max_colocate_count=1"),
+            "actor_rollout_ref.ref.own_group",
+            "actor and ref are 2 groups on each device, and trainer.max_colocate_count=1 allows 1",
+            ("set trainer.max_colocate_count=2", "or set ref.own_group=false"),
+        ),
+        (
+            (
+                *PPO,
+                "algorithm.use_kl_in_reward=true",
+                "ref.own_group=true",
+                "critic.own_group=true",
+                "trainer.max_colocate_count=2",
+            ),
+            "critic.own_group",
+            "actor, ref and critic are 3 groups on each device, and trainer.max_colocate_count=2 allows 2",
+            ("set trainer.max_colocate_count=3", "or set ref.own_group=false critic.own_group=false"),
+        ),
+        (
+            ("ref.own_group=true",),
+            "actor_rollout_ref.ref.own_group",
+            "true would change nothing: neither actor.use_kl_loss nor algorithm.use_kl_in_reward asks for a reference",
+            ("set actor.use_kl_loss=true (or algorithm.use_kl_in_reward=true)", "or set ref.own_group=false"),
+        ),
+    ],
+)
+def test_groups_beside_the_actors_have_a_role_and_fit(
+    overrides: tuple[str, ...], key: str, problem: str, remedies: tuple[str, ...]
+) -> None:
+    found = _found(*overrides)
+    assert list(found) == [key]
+    assert found[key].problem == problem
+    assert found[key].remedies == remedies
+    assert not _found(*(text for text in overrides if "colocate" not in text), "actor.use_kl_loss=true")
+
+
 def test_nothing_can_be_set_for_a_critic_that_is_not_there() -> None:
     assert list(_found("critic.optim.lr=1e-4", "trainer.critic_warmup=5")) == [
         "critic.optim.lr",
