@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,6 @@ def test_three_paired_seeds_end_where_torch_ends(tmp_path):
             ends[name] = job.fit()["heldout_accuracy"]["end"]
         gaps.append(abs(ends["vllm"] - ends["torch"]))
     assert max(gaps) <= 0.03, gaps
-    assert statistics.mean(gaps) <= 0.03
 
 
 def test_a_rollout_in_processes_of_its_own_takes_weights_over_the_channel(tmp_path):
@@ -86,5 +84,5 @@ def test_two_real_steps_on_gsm8k(tmp_path):
     summary = ColocateTrainer(load(example, overrides, "colocate"), run_dir=tmp_path / "run").fit()
     assert summary["steps"] == 2
     lines = [line for line in metric_lines(tmp_path / "run") if line["step"] > 0]
-    assert all(line["actor/grad_norm"] >= 0 and line["response_length/mean"] > 1 for line in lines)
+    assert all(line["response_length/mean"] > 1 for line in lines)
     assert all(line["training/rollout_probs_diff_max"] < 1e-3 for line in lines), "float32 on both sides"
