@@ -13,7 +13,8 @@ import tensorboardX  # noqa: F401  (sets an environment variable when it is firs
 from rpcrl import env
 from tests.e2e.jobs import train
 
-pytestmark = [pytest.mark.vllm, pytest.mark.cluster, pytest.mark.timeout(300)]
+# slow: it starts a vLLM of its own
+pytestmark = [pytest.mark.vllm, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
 PROMPTS = [f"{word} {digits} =" for word in ("ascending", "descending") for digits in ("5 2 9 1", "7 0 3", "8 8 1 4 6")]
 MAX_NEW_TOKENS = 7
