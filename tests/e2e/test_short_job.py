@@ -97,7 +97,8 @@ def test_two_updates_a_step_and_one_sync(job):
 def test_the_summary(job):
     trainer, _ = job
     summary = trainer.run.read_summary()
-    assert list(summary) == list(SUMMARY_KEYS)
+    assert list(summary) == [*SUMMARY_KEYS, "rollout_engine"]
+    assert summary["rollout_engine"]["engine"] == "torch"
     assert (summary["mode"], summary["steps"]) == ("colocate", 3)
     assert summary["tokens"] == sum(line["perf/total_num_tokens"] for line in metric_lines(trainer.run.path)[1:])
     lines = metric_lines(trainer.run.path)
